@@ -1,0 +1,31 @@
+"""What to run: sources of nondeterminism, recipes, cells, protocols and the runs they expand to.
+
+This package knows neither how a run is trained nor where its record is kept.
+"""
+
+from protocols.errors import UserError
+from protocols.load import PROTOCOLS, load_protocol
+from protocols.overrides import apply_settings, select_cells
+from protocols.protocol import MEASURES, Cell, DatasetSpec, Protocol, grid
+from protocols.recipe import Recipe
+from protocols.run import Run, run_from_specification
+from protocols.sources import LIBRARY_KINDS, SOURCES, Source
+
+__all__ = [
+    "LIBRARY_KINDS",
+    "MEASURES",
+    "PROTOCOLS",
+    "SOURCES",
+    "Cell",
+    "DatasetSpec",
+    "Protocol",
+    "Recipe",
+    "Run",
+    "Source",
+    "UserError",
+    "apply_settings",
+    "grid",
+    "load_protocol",
+    "run_from_specification",
+    "select_cells",
+]
