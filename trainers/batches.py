@@ -59,9 +59,7 @@ def plan_epoch(run: Run, data: Dataset, network: Network, epoch: int) -> EpochPl
     masks = {
         name: np.concatenate(
             [
-                streams.dropout_keep(
-                    run, epoch * steps + step, name, (min(size, count - step * size), *shape), rate
-                )
+                streams.dropout_keep(run, epoch * steps + step, name, (min(size, count - step * size), *shape), rate)
                 for step in range(steps)
             ]
         )

@@ -97,9 +97,7 @@ class Tracer:
             ("mean", 0.0, False, False),
             ("var", 1.0, False, False),
         ):
-            self._add(
-                name=f"{name}.{part}", shape=(x[0],), law="constant", scale=value, slow=slow, trainable=trainable
-            )
+            self._add(name=f"{name}.{part}", shape=(x[0],), law="constant", scale=value, slow=slow, trainable=trainable)
         return x
 
     def relu(self, x: tuple[int, ...]) -> tuple[int, ...]:

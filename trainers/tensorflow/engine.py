@@ -135,18 +135,14 @@ class TensorFlowEngine:
             images = self._examples.batch(corners[first:last], flips[first:last])
             labels = tf.gather(self._examples.labels, examples[first:last])
             with tf.GradientTape() as tape:
-                net = TensorFlowOperations(
-                    self._variables, {name: mask[first:last] for name, mask in masks.items()}
-                )
+                net = TensorFlowOperations(self._variables, {name: mask[first:last] for name, mask in masks.items()})
                 logits = self._architecture(net, images, self._classes)
                 loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
             trained = [parameter for parameter in self._network.parameters if parameter.trainable]
             gradients = tape.gradient(loss, [self._variables[parameter.name] for parameter in trained])
             for parameter, gradient in zip(trained, gradients, strict=True):
                 rate = rates[index] * (self._recipe.bias_lr_factor if parameter.slow else 1.0)
-                update(
-                    self._variables[parameter.name], self._momentum[parameter.name], gradient, rate, self._recipe
-                )
+                update(self._variables[parameter.name], self._momentum[parameter.name], gradient, rate, self._recipe)
             return index + 1, losses.write(tf.cast(index - start, tf.int32), loss)
 
         losses = tf.TensorArray(self._recipe.dtype, size=tf.cast(stop - start, tf.int32), element_shape=())

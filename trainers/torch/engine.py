@@ -15,7 +15,6 @@ from protocols.recipe import Recipe
 from trainers.batches import EVALUATION_BATCH, EpochPlan, padded_pixels, pixel_grids
 from trainers.network import Architecture
 from trainers.torch.operations import TorchOperations
-from trainers.torch.profiles import Kernel
 
 
 class Examples:
@@ -57,7 +56,6 @@ class TorchEngine:
         examples: Examples,
         classes: int,
         device: torch.device,
-        kernel: Kernel,
     ) -> None:
         self._architecture = architecture
         self._network = network
@@ -65,7 +63,6 @@ class TorchEngine:
         self._examples = examples
         self._classes = classes
         self._device = device
-        self._format = torch.channels_last if kernel.channels_last else torch.contiguous_format
 
     def load(self, weights: dict[str, NDArray[Any]], momentum: dict[str, NDArray[Any]] | None) -> None:
         self._tensors = {name: self._place(value) for name, value in weights.items()}
@@ -108,7 +105,7 @@ class TorchEngine:
         losses = []
         for step in range(start, stop):
             rows = plan.rows(step)
-            images = self._format_images(self._examples.batch(corners[rows], flips[rows]))
+            images = self._examples.batch(corners[rows], flips[rows])
             net = TorchOperations(self._tensors, {name: mask[rows] for name, mask in masks.items()})
             loss = F.cross_entropy(self._architecture(net, images, self._classes), labels[rows])
             self._optimiser.zero_grad()
@@ -126,7 +123,7 @@ class TorchEngine:
         net = TorchOperations(self._tensors, None)
         with torch.inference_mode():
             parts = [
-                self._architecture(net, self._format_images(self._examples.normalise(images)), self._classes)
+                self._architecture(net, self._examples.normalise(images), self._classes)
                 for images in self._examples.test_images.split(EVALUATION_BATCH)
             ]
             return torch.cat(parts).cpu().numpy()
@@ -141,7 +138,7 @@ class TorchEngine:
             "threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "onednn": torch.backends.mkldnn.enabled,
-            "memory_format": str(self._format).removeprefix("torch."),
+            "memory_format": "channels_last",
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
@@ -150,10 +147,7 @@ class TorchEngine:
 
     def _place(self, value: NDArray[Any]) -> Tensor:
         tensor = torch.tensor(value, device=self._device)
-        return tensor.contiguous(memory_format=self._format) if tensor.ndim == 4 else tensor
-
-    def _format_images(self, images: Tensor) -> Tensor:
-        return images.contiguous(memory_format=self._format)
+        return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:

@@ -15,17 +15,14 @@ class Kernel:
     threads: int | None = None
     """None: as many as the process was given."""
     onednn: bool = True
-    channels_last: bool = True
     isa: str = "default"
     """Vector instructions of PyTorch's own kernels: what the processor has, or ``avx2``."""
 
 
 KERNELS: tuple[Kernel, ...] = tuple(
     kernel
-    for threads, onednn, channels_last, isa in itertools.product(
-        (None, 2, 3, 4), (True, False), (True, False), ("default", "avx2")
-    )
-    if (kernel := Kernel(threads=threads, onednn=onednn, channels_last=channels_last, isa=isa)) != Kernel()
+    for threads, onednn, isa in itertools.product((None, 2, 3, 4), (True, False), ("default", "avx2"))
+    if (kernel := Kernel(threads=threads, onednn=onednn, isa=isa)) != Kernel()
 )
 """The kernel environments of ``library=kernel``; replicate r takes entry r."""
 

@@ -36,8 +36,7 @@ def build(run: Run, data: Dataset, device: str, threads: int) -> tuple[Network, 
     placement = Recipe(crop=run.recipe.crop, flip=run.recipe.flip, dtype=run.recipe.dtype)
     place = torch.device(device)
     examples = _examples(data, placement, place)
-    kernel = kernel_of(run.profile)
-    return network, TorchEngine(function, network, run.recipe, examples, data.classes, place, kernel)
+    return network, TorchEngine(function, network, run.recipe, examples, data.classes, place)
 
 
 def hold(profile: str, threads: int) -> None:

@@ -1,0 +1,49 @@
+"""Shared by all tests: the settings a run would have, made before any framework is imported, and real data."""
+
+from __future__ import annotations
+
+import os
+
+# Read when the frameworks and their libraries start.
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    MKL_NUM_THREADS="1",
+    OMP_WAIT_POLICY="PASSIVE",
+    TF_CPP_MIN_LOG_LEVEL="2",
+    CUDA_VISIBLE_DEVICES="",
+    CUBLAS_WORKSPACE_CONFIG=":4096:8",
+)
+for name in ("NOISEGRID_PROTOCOL", "NOISEGRID_STORE", "NOISEGRID_GPUS_PER_RUN", "RAY_ADDRESS"):
+    os.environ.pop(name, None)
+
+from pathlib import Path
+
+import pytest
+
+from protocols.contract import Dataset
+from protocols.protocol import DatasetSpec
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data cache of the test session's own."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def digits(cache: Path) -> Dataset:
+    """All of scikit-learn's digits."""
+    return _digits(cache, DatasetSpec(name="digits"))
+
+
+@pytest.fixture(scope="session")
+def few_digits(cache: Path) -> Dataset:
+    """200 training and 100 test digits."""
+    return _digits(cache, DatasetSpec(name="digits", train_size=200, test_size=100))
+
+
+def _digits(cache: Path, spec: DatasetSpec) -> Dataset:
+    from trainers.datasets import prepare
+    from trainers.datasets.digits import digits
+
+    return prepare(digits, spec, None, cache)

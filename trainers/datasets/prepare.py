@@ -1,0 +1,169 @@
+"""From a definition to arrays that every process of a node shares: read once, kept as .npy files, memory-mapped.
+
+The files of one dataset (in one choice of sizes) are a folder that is written aside and renamed when complete, under a
+lock that the operating system drops when its holder dies. So a folder that exists is whole, whoever was killed when.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.contract import Dataset
+from protocols.errors import UserError
+from protocols.protocol import DatasetSpec
+from trainers.datasets.definition import Arrays, Definition
+from trainers.datasets.subset import fingerprint, sizes, stratified
+
+PARTS = ("train_images", "train_labels", "test_images", "test_labels", "train_samples")
+
+
+def default_cache() -> Path:
+    """Where prepared and downloaded files are kept: ``noisegrid`` in XDG_CACHE_HOME, else in ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noisegrid"
+
+
+def find_root(data_root: Path | None) -> Path | None:
+    """The folder that holds the user's data: the given one, else NOISEGRID_DATA, else None (fetch it)."""
+    if data_root is not None:
+        return Path(data_root)
+    variable = os.environ.get("NOISEGRID_DATA")
+    return Path(variable) if variable else None
+
+
+def prepare(
+    definition: Definition, spec: DatasetSpec, data_root: Path | None = None, cache: Path | None = None
+) -> Dataset:
+    """The examples that ``spec`` means, memory-mapped and read-only.
+
+    The first call on a node reads and checks the dataset's own files; others wait for it. Every later call only maps
+    what is in the cache, which is found by the fingerprint of the content.
+
+    Args:
+        definition: the dataset.
+        spec: which of its examples.
+        data_root: folder with the dataset's files; None: NOISEGRID_DATA, else they are fetched into the cache.
+        cache: None: :func:`default_cache`.
+
+    Raises:
+        UserError: a size is out of range, or the files are missing or wrong, or the cache cannot be written.
+    """
+    identity = fingerprint(definition, spec)
+    cache = default_cache() if cache is None else Path(cache)
+    folder = cache / f"{_slug(definition)}-{identity}"
+    parts = _load(folder)
+    if parts is None:
+        with _lock(folder):
+            parts = _load(folder)
+            if parts is None:
+                _write(folder, _select(definition, spec, _read(definition, find_root(data_root), cache)))
+                parts = _load(folder)
+    if parts is None:
+        raise UserError(f"dataset {definition.name!r}: the files just written to {folder} cannot be read back")
+    return Dataset(
+        name=definition.name,
+        fingerprint=identity,
+        classes=definition.classes,
+        shift=definition.shift,
+        scale=definition.scale,
+        full_train_size=definition.train_size,
+        **parts,
+    )
+
+
+def check(definition: Definition, spec: DatasetSpec, data_root: Path | None = None, cache: Path | None = None) -> None:
+    """Read the dataset's own files and hold them against what is known of them; nothing is kept but downloads.
+
+    Where the user named a data root, its files are read even if the cache already holds the dataset.
+
+    Raises:
+        UserError: as :func:`prepare`.
+    """
+    identity = fingerprint(definition, spec)
+    cache = default_cache() if cache is None else Path(cache)
+    root = find_root(data_root)
+    if root is None and _load(cache / f"{_slug(definition)}-{identity}") is not None:
+        return
+    _read(definition, root, cache)
+
+
+def _read(definition: Definition, root: Path | None, cache: Path) -> Arrays:
+    try:
+        if root is None and definition.fetch is not None:
+            downloads = cache / "downloads" / _slug(definition)
+            with _lock(downloads):
+                root = definition.fetch(downloads)
+        arrays = definition.read(root)
+    except OSError as error:
+        raise definition.error(f"cannot use {error.filename or root}: {error.strerror or error}") from error
+    definition.verify(arrays)
+    return arrays
+
+
+def _select(definition: Definition, spec: DatasetSpec, arrays: Arrays) -> dict[str, NDArray[Any]]:
+    train_size, test_size = sizes(definition, spec)
+    train = stratified(arrays.train_labels, definition.classes, train_size)
+    test = stratified(arrays.test_labels, definition.classes, test_size)
+    return {
+        "train_images": arrays.train_images[train],
+        "train_labels": arrays.train_labels[train],
+        "test_images": arrays.test_images[test],
+        "test_labels": arrays.test_labels[test],
+        "train_samples": train,
+    }
+
+
+def _load(folder: Path) -> dict[str, Any] | None:
+    """The arrays of a prepared folder; None if there is none, or if a file of it was damaged since."""
+    try:
+        return {part: np.load(folder / f"{part}.npy", mmap_mode="r", allow_pickle=False) for part in PARTS}
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def _write(folder: Path, parts: dict[str, NDArray[Any]]) -> None:
+    aside = folder.with_name(folder.name + ".part")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # left by a process that was killed here
+        aside.mkdir()
+        for part, array in parts.items():
+            with (aside / f"{part}.npy").open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+        shutil.rmtree(folder, ignore_errors=True)  # only ever there if damaged
+        aside.rename(folder)
+    except OSError as error:
+        raise _unwritable(folder.parent, error) from error
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    from filelock import FileLock
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(path.name + ".lock"))
+        lock.acquire()
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write the dataset cache {folder}: {error.strerror or error}")
+
+
+def _slug(definition: Definition) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", definition.name)
