@@ -18,7 +18,7 @@ from protocols.run import Run
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """The examples of one dataset, in memory or memory-mapped. Compared by identity: a process keeps one object per dataset.
+    """The examples of one dataset, in memory or memory-mapped; one object a dataset and process, compared by identity.
 
     A pixel enters the network as ``(pixel - shift) * scale``, both per channel; crops pad with zeros before that.
     """

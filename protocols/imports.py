@@ -35,7 +35,11 @@ def load_object(path: str, kind: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        public = [other for other in vars(module) if not other.startswith("_")]
+        public = [
+            other
+            for other, value in vars(module).items()
+            if not other.startswith("_") and not isinstance(value, ModuleType) and other != "annotations"
+        ]
         raise unknown(f"name in {location}", name, public) from None
 
 
@@ -74,5 +78,5 @@ def _module(location: str, path: str, kind: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         raise UserError(f"{kind} {path!r}: no module named {error.name!r}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{kind} {path!r}: importing it fails with {type(error).__name__}: {error}") from error

@@ -48,7 +48,7 @@ class Run:
 
     @property
     def group(self) -> str:
-        """Names the group (architecture x dataset x trainer x recipe x base seed) whose control this run is held against."""
+        """Names the group (architecture x dataset x trainer x recipe x base seed) that shares a control."""
         values = dataclasses.asdict(dataclasses.replace(self, varies=(), library=HELD, replicate=0))
         return hashlib.sha256(canonical(values).encode()).hexdigest()[:16]
 

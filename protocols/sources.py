@@ -53,7 +53,7 @@ ALL = "all"
 
 
 def parse_sources(text: str) -> tuple[str, ...]:
-    """The varying sources that ``text`` names, sorted: ``"none"`` is ``()``, ``"shuffle+init"`` is ``("init", "shuffle")``.
+    """The varying sources that a text names, sorted: ``"none"`` is ``()``, ``"shuffle+init"`` ``("init", "shuffle")``.
 
     ``"all"`` stays the one-element tuple ``("all",)``: what it stands for depends on network and recipe
     (see :func:`resolve_sources`).
@@ -94,7 +94,7 @@ def resolve_sources(text: str, honoured: Collection[str], where: str) -> tuple[s
     for name in names:
         if name not in honoured:
             raise UserError(
-                f"source {name!r} cannot vary in {where}: nothing there uses it; it honours {', '.join(sorted(honoured))}"
+                f"source {name!r} cannot vary in {where}: nothing there uses it; valid: {', '.join(sorted(honoured))}"
             )
     return names
 

@@ -75,9 +75,9 @@ def batch_permutation(run: Run, epoch: int, examples: int) -> Int64 | None:
 
 
 def crops_and_flips(run: Run, epoch: int, samples: int) -> tuple[Int64, Int64, Int64]:
-    """Row offset, column offset (0 to 2 crop) and flip (0 or 1) of every sample of the full dataset, each (samples,).
+    """Row and column offset (0 to 2 crop) and flip (0 or 1) of every sample of the full dataset, each (samples,).
 
-    One 64-bit Philox word belongs to each sample, so that a sample's draw depends on (augment seed, epoch, sample) alone.
+    One 64-bit Philox word belongs to each sample, so its draw depends on (augment seed, epoch, sample) alone.
     """
     words = generator(run, "augment", epoch).bit_generator.random_raw(samples).astype(np.uint64)
     choices = np.uint64(2 * (run.recipe.crop or 0) + 1)

@@ -50,8 +50,8 @@ def steps_per_epoch(run: Run, data: Dataset) -> int:
 def plan_epoch(run: Run, data: Dataset, network: Network, epoch: int) -> EpochPlan:
     """The plan of an epoch (counted from 0).
 
-    Order, augmentation and dropout masks are drawn first; where the library source varies by ``order``, the samples inside
-    each batch are permuted last, masks and all: the same mathematics, another order of sums.
+    Order, augmentation and dropout masks are drawn first; where the library source varies by ``order``, the samples
+    inside each batch are permuted last, masks and all: the same mathematics, another order of sums.
     """
     size, count = run.recipe.batch_size, len(data.train_labels)
     steps = steps_per_epoch(run, data)
@@ -85,7 +85,7 @@ def plan_epoch(run: Run, data: Dataset, network: Network, epoch: int) -> EpochPl
 
 
 def pixel_grids(image_shape: tuple[int, int, int], crop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Offsets from a crop's corner to each of its pixels in the flattened padded set, plain and mirrored, each (height, width)."""
+    """Offsets from a crop's corner to its pixels in the flattened padded set, plain and mirrored: (height, width)."""
     height, width, _ = image_shape
     rows = np.arange(height, dtype=np.int64)[:, None] * (width + 2 * crop)
     columns = np.arange(width, dtype=np.int64)
@@ -93,6 +93,6 @@ def pixel_grids(image_shape: tuple[int, int, int], crop: int) -> tuple[NDArray[n
 
 
 def padded_pixels(data: Dataset, crop: int) -> NDArray[np.generic]:
-    """The training images with ``crop`` zeros on each side, as rows of channels: (N (h + 2 crop) (w + 2 crop), channels)."""
+    """The training images with ``crop`` zeros on each side, (N (height + 2 crop) (width + 2 crop), channels)."""
     pad = ((0, 0), (crop, crop), (crop, crop), (0, 0))
     return np.pad(data.train_images, pad).reshape(-1, data.image_shape[2])

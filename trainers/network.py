@@ -70,7 +70,10 @@ Architecture = Callable[[Any, Any, int], Any]
 
 
 class Tracer:
-    """Operations over shapes: collects what a network consists of. Activations are (channels, height, width) or (features,)."""
+    """Operations over shapes: collects what a network consists of.
+
+    Activations are (channels, height, width) or (features,).
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self._zero_gamma = recipe.zero_gamma

@@ -11,8 +11,8 @@ from protocols.recipe import Recipe
 def learning_rates(recipe: Recipe, epoch: int, steps: int) -> NDArray[np.float64]:
     """The rate of each step of an epoch (counted from 0), shape (steps,).
 
-    With t the time in epochs at the step's start: peak t / warmup during the warm-up, then peak/2 (1 + cos(pi t / epochs))
-    or the peak. So the very first step of a run with a warm-up has rate 0.
+    With t the time in epochs at the step's start: peak t / warmup during the warm-up, then the peak, or
+    peak/2 (1 + cos(pi t / epochs)). So the very first step of a run with a warm-up has rate 0.
     """
     time = epoch + np.arange(steps) / steps
     if recipe.schedule == "cosine":

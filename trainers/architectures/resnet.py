@@ -1,8 +1,8 @@
 """CIFAR ResNets of Summers & Dinneen (ICML 2021).
 
-A 3x3 stem without pooling, basic blocks (He et al. 2016), global average pooling. Where the shape changes, the shortcut is
-a subsampling, a batch normalisation and zero-padded channels; it has no convolution. The last scale of each
-block starts at 0 (``recipe.zero_gamma``); the shortcut's scale trains at the full rate.
+A 3x3 stem without pooling, basic blocks (He et al. 2016), global average pooling. Where the shape changes, the
+shortcut is a subsampling, a batch normalisation and zero-padded channels; it has no convolution. The last scale of
+each block starts at 0 (``recipe.zero_gamma``); the shortcut's scale trains at the full rate.
 
 Parameters for 3x32x32 and 10 classes: resnet6 9,978; resnet10 42,682; resnet14 172,602.
 """
@@ -30,7 +30,8 @@ def resnet14(net: Operations, x: Any, classes: int) -> Any:
 
 
 def resnet(net: Operations, x: Any, classes: int, *, blocks: tuple[int, ...], widths: tuple[int, ...]) -> Any:
-    """A ResNet with ``blocks[i]`` basic blocks of ``widths[i]`` channels in stage i; each stage but the first halves the image."""
+    """A ResNet with ``blocks[i]`` basic blocks of ``widths[i]`` channels in stage i; all stages but the first halve the
+    image."""
     x = net.relu(net.batch_norm(net.conv(x, "stem.conv", widths[0], 3), "stem.bn"))
     for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
         for block in range(count):

@@ -1,4 +1,4 @@
-"""A network on one device, run by TensorFlow: one function over a stretch of steps, traced once and refilled per run."""
+"""A network on one device, run by TensorFlow: one function over a stretch of steps, traced once, refilled per run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations of :mod:`trainers.network` in PyTorch. Activations are NCHW tensors, in whichever memory format the weights have."""
+"""The operations of :mod:`trainers.network` in PyTorch. Activations are NCHW, channels innermost in memory."""
 
 from __future__ import annotations
 

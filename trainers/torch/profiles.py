@@ -1,4 +1,4 @@
-"""Determinism profiles of PyTorch: what a process must be started with, and what it switches before its first run."""
+"""Determinism profiles of PyTorch: what a process must be started with."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""How verbs print: tables of at most 100 columns, without colour unless to a terminal; one line a mistake."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 100
+
+Column = str | tuple[str, str]
+"""A heading, or a heading and how its column is justified (``right``)."""
+
+
+def console() -> Console:
+    """A console on the standard output as it is now."""
+    terminal = sys.stdout.isatty()
+    return Console(
+        file=sys.stdout,
+        width=None if terminal else WIDTH,
+        force_terminal=terminal,
+        no_color=not terminal,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under headings, or without any where they are empty; values are shown by ``str``."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns))
+    for column in columns:
+        heading, justify = (column, "left") if isinstance(column, str) else column
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*map(str, row))
+    target = console()
+    with target.capture() as captured:
+        target.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def print_json(values: Any) -> None:
+    """Print values for programs."""
+    click.echo(json.dumps(values, indent=2, ensure_ascii=False))
+
+
+def corrupt_lines(corrupt: Mapping[str, str]) -> int:
+    """Name every unreadable record on the standard error.
+
+    Returns:
+        The exit code that follows: 2 where there are any.
+    """
+    for name, reason in sorted(corrupt.items()):
+        click.echo(f"error: corrupt record {name}: {' '.join(reason.split())}; its run counts as missing", err=True)
+    return 2 if corrupt else 0
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time span in its two largest units: ``48 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,67 @@
+"""``report``: the table, and files of it for papers, programs and readers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from orchestrator.cli import output
+from orchestrator.cli.cells import headline
+from orchestrator.cli.options import Study, examples, study_options
+from orchestrator.plan import Plan
+from orchestrator.store import Store
+from protocols.errors import UserError
+
+
+@click.command(
+    epilog=examples(
+        "sweep.py report quickstart",
+        "sweep.py report quickstart --only trainer=torch --html torch.html",
+    )
+)
+@study_options
+@click.option("--html", type=click.Path(path_type=Path), help="Where the page goes; default STORE/report/report.html.")
+def report(study: Study, html: Path | None) -> int:
+    """Print the table; write it as HTML, CSV and LaTeX.
+
+    The files go to STORE/report/. Works on an unfinished study, too.
+    """
+    store = study.store()
+    plan = study.plan(store)
+    publish(study, plan, store, html)
+    return output.corrupt_lines(plan.corrupt)
+
+
+def publish(study: Study, plan: Plan, store: Store, html: Path | None = None) -> None:
+    """Print the table and, once something is done, write the files.
+
+    A page that was not asked for by name is left out, with a line that says why, where its extra is missing or broken.
+
+    Args:
+        study: what is reported.
+        plan: its runs; those without a record count as missing.
+        store: where the records are.
+        html: where the page goes; None: ``report/report.html`` in the store.
+    """
+    from orchestrator.analysis import load
+    from orchestrator.report import write_csv, write_html, write_latex, write_table
+
+    sweep = load(store, plan.protocol, plan.planned)
+    click.echo(headline(study, plan) + "\n")
+    write_table(sweep, output.console())
+    if not plan.done:
+        return
+    folder = Path(store.url) / "report"
+    write_csv(sweep, folder / "table.csv")
+    write_latex(sweep, folder / "table.tex")
+    click.echo(f"\nThe table is also in {folder / 'table.csv'} and {folder / 'table.tex'}.")
+    page = html or folder / "report.html"
+    try:
+        write_html(sweep, page, study.command)
+    except (UserError, ImportError) as error:
+        if html is not None:
+            raise
+        click.echo(f"There is no page: {error}")
+    else:
+        click.echo(f"The report is {page}.")

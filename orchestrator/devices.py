@@ -1,0 +1,27 @@
+"""The accelerators of this machine, found without any framework."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA device."""
+    return Path("/dev/nvidia0").exists() or any(Path("/proc/driver/nvidia/gpus").glob("*"))
+
+
+def gpus() -> list[str]:
+    """Each GPU as ``name, memory, driver``; empty where there is none.
+
+    Raises:
+        OSError: there is a device, but ``nvidia-smi`` is missing or fails.
+    """
+    if not has_gpu():
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except subprocess.SubprocessError as error:
+        raise OSError(f"nvidia-smi failed: {error}") from error
+    return answer.stdout.strip().splitlines()

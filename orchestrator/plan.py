@@ -1,0 +1,250 @@
+"""From a protocol to its runs, and from its runs to what is still to be trained.
+
+Everything that can be known to be wrong is found here, before anything runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from orchestrator import catalog
+from protocols import protocol as grids
+from protocols import streams
+from protocols.contract import Network, Trainer
+from protocols.errors import UserError
+from protocols.protocol import Cell
+from protocols.run import Run
+from protocols.sources import CONTROL, HELD, resolve_sources, source_label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One run of a protocol, with what its cell has in common."""
+
+    run: Run
+    source: str
+    """How tables name the set of sources it varies."""
+    group: str
+    """``run.group``"""
+    parameters: int
+    """Trainable parameters of its network."""
+
+    @cached_property
+    def id(self) -> str:
+        """The run's id."""
+        return self.run.id
+
+
+class Records(Protocol):
+    """The part of a store that planning needs."""
+
+    def finished(self) -> Collection[str]:
+        """Ids of the runs with a readable record."""
+
+    def corrupt(self) -> Mapping[str, str]:
+        """Unreadable records: id or file name -> what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A protocol's runs against what a store holds."""
+
+    protocol: grids.Protocol
+    planned: tuple[Planned, ...]
+    """In the order to run."""
+    done: frozenset[str]
+    """Ids of the planned runs that have a record."""
+    missing: tuple[Planned, ...]
+    """Planned runs without a readable record, in the order to run."""
+    corrupt: Mapping[str, str]
+    """The store's unreadable records, planned or not."""
+    unplanned: int
+    """Records in the store that are none of the protocol's."""
+
+    def cells(self) -> dict[tuple[str, str, str, str, str], list[Planned]]:
+        """Planned runs by (trainer, architecture, dataset, group, source), in the protocol's order."""
+        cells: dict[tuple[str, str, str, str, str], list[Planned]] = {}
+        for planned in self.planned:
+            run = planned.run
+            key = (run.trainer, run.architecture, str(run.dataset), planned.group, planned.source)
+            cells.setdefault(key, []).append(planned)
+        return cells
+
+
+def plan(protocol: grids.Protocol, store: Records, *, gpus_per_run: float | None = None) -> Plan:
+    """What of a protocol is done and what is missing.
+
+    Args:
+        protocol: what is to be run.
+        store: where the records are.
+        gpus_per_run: see :func:`expand`.
+
+    Raises:
+        UserError: see :func:`expand`.
+    """
+    planned = expand(protocol, gpus_per_run=gpus_per_run)
+    finished = frozenset(store.finished())
+    done = frozenset(run.id for run in planned) & finished
+    return Plan(
+        protocol=protocol,
+        planned=tuple(planned),
+        done=done,
+        missing=tuple(run for run in planned if run.id not in done),
+        corrupt=dict(store.corrupt()),
+        unplanned=len(finished - done),
+    )
+
+
+def expand(protocol: grids.Protocol, *, gpus_per_run: float | None = None) -> list[Planned]:
+    """Every run of a protocol, in the order to run: replicate by replicate, within one by trainer, controls first.
+
+    Every group gets its control, whether or not a cell asks for it. Cells that come to the same runs are one.
+
+    Args:
+        protocol: what is to be expanded.
+        gpus_per_run: GPUs that each run will have, which ``library=native`` needs; None: not known, not checked.
+
+    Raises:
+        UserError: a name is unknown, a source has nothing to vary, a library kind is not to be had, there are more
+            replicates than different ones, or a dataset is smaller than what is asked of it.
+    """
+    resolver = _Resolver(protocol, gpus_per_run)
+    cells: dict[Run, _Resolved] = {}
+    for cell in protocol.cells:
+        for source in (CONTROL, cell.source):
+            resolved = resolver.resolve(dataclasses.replace(cell, source=source))
+            cells.setdefault(resolved.template, resolved)
+    # Sorting is stable: within a trainer, controls come first and the rest stays in the protocol's order.
+    ordered = sorted(cells.values(), key=lambda cell: (cell.template.trainer, bool(cell.template.varies)))
+    return list(_replicated(ordered, protocol.base_seeds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Resolved:
+    """A cell of which every name is resolved: a run to copy, and how often."""
+
+    template: Run
+    label: str
+    replicates: int
+    parameters: int
+
+
+def _replicated(cells: Sequence[_Resolved], base_seeds: Sequence[int]) -> Iterator[Planned]:
+    seeded = [(cell, dataclasses.replace(cell.template, base_seed=seed)) for cell in cells for seed in base_seeds]
+    groups = [run.group for _, run in seeded]
+    for replicate in range(max(cell.replicates for cell in cells)):
+        for (cell, run), group in zip(seeded, groups, strict=True):
+            if replicate < cell.replicates:
+                yield Planned(
+                    run=dataclasses.replace(run, replicate=replicate),
+                    source=cell.label,
+                    group=group,
+                    parameters=cell.parameters,
+                )
+
+
+class _Resolver:
+    """Resolves the cells of one protocol; what several cells share is looked up once."""
+
+    def __init__(self, protocol: grids.Protocol, gpus_per_run: float | None) -> None:
+        self._protocol = protocol
+        self._gpus = gpus_per_run
+        self._networks: dict[Cell, Network] = {}
+        self._code: dict[tuple[str, str, str], tuple[tuple[str, str], ...]] = {}
+
+    def resolve(self, cell: Cell) -> _Resolved:
+        trainer, definition = catalog.trainer(cell.trainer), catalog.dataset(cell.dataset.name)
+        fingerprint = catalog.dataset_fingerprint(definition, cell.dataset)
+        _check_batch(cell, definition)
+        recipe = dataclasses.replace(
+            cell.recipe,
+            crop=definition.crop if cell.recipe.crop is None else cell.recipe.crop,
+            flip=definition.flip if cell.recipe.flip is None else cell.recipe.flip,
+        )
+        network = self._network(dataclasses.replace(cell, source=CONTROL, recipe=recipe), trainer, definition)
+        unused = {"dropout": not network.dropout, "augment": not recipe.augments}
+        honoured = {source for source in trainer.sources if not unused.get(source)}
+        where = f"{cell.architecture} on {cell.dataset} with trainer {cell.trainer}"
+        varies = resolve_sources(cell.source, honoured, where)
+        template = Run(
+            varies=varies,
+            library=self._library(trainer) if "library" in varies else HELD,
+            architecture=cell.architecture,
+            dataset=cell.dataset,
+            dataset_fingerprint=fingerprint,
+            trainer=cell.trainer,
+            numerics=trainer.numerics,
+            recipe=recipe,
+            base_seed=self._protocol.base_seeds[0],
+            replicate=0,
+            code=self._code_of(cell),
+        )
+        replicates = self._protocol.replicates if varies else self._protocol.controls
+        self._check_replicates(template, replicates, trainer, network, where)
+        return _Resolved(
+            template=template,
+            label=source_label(varies, honoured),
+            replicates=replicates,
+            parameters=network.count,
+        )
+
+    def _network(self, cell: Cell, trainer: Trainer, definition: Any) -> Network:
+        if cell not in self._networks:
+            architecture = catalog.architecture(cell.architecture)
+            try:
+                self._networks[cell] = trainer.network(
+                    architecture, definition.image_shape, definition.classes, cell.recipe
+                )
+            except UserError as error:
+                raise UserError(f"architecture {cell.architecture!r} on {cell.dataset}: {error}") from error
+        return self._networks[cell]
+
+    def _code_of(self, cell: Cell) -> tuple[tuple[str, str], ...]:
+        paths = (cell.trainer, cell.architecture, cell.dataset.name)
+        if paths not in self._code:
+            self._code[paths] = catalog.code(*paths)
+        return self._code[paths]
+
+    def _library(self, trainer: Trainer) -> str:
+        kind = self._protocol.library
+        if kind not in trainer.library_kinds:
+            raise UserError(
+                f"trainer {trainer.name!r} has no library kind {kind!r}; it has {', '.join(trainer.library_kinds)} "
+                "(choose with --set library=KIND)"
+            )
+        if kind == "native" and self._gpus == 0:
+            raise UserError(
+                "library=native varies nondeterministic GPU kernels, but runs are given no GPU, where its SD is "
+                "exactly 0; give runs a GPU (--gpus-per-run 1) or choose another kind (--set library=order)"
+            )
+        return kind
+
+    def _check_replicates(self, template: Run, replicates: int, trainer: Trainer, network: Network, where: str) -> None:
+        if template.library == "kernel" and replicates > trainer.kernels:
+            raise UserError(
+                f"{replicates} replicates of library=kernel are planned, but trainer {trainer.name!r} has "
+                f"{trainer.kernels} kernel environments"
+            )
+        if "onebit" not in template.varies:
+            return
+        for seed in self._protocol.base_seeds:
+            run = dataclasses.replace(template, base_seed=seed)
+            pairs = streams.onebit_pairs(catalog.initial_weights(run, network)[network.perturbed])
+            if replicates > pairs:
+                raise UserError(
+                    f"{replicates} replicates of onebit are planned, but {network.perturbed} of {where} admits "
+                    f"{pairs} one-bit changes"
+                )
+
+
+def _check_batch(cell: Cell, definition: Any) -> None:
+    examples = cell.dataset.train_size or definition.train_size
+    if cell.recipe.batch_size > examples:
+        raise UserError(
+            f"recipe.batch_size is {cell.recipe.batch_size}, but {cell.dataset} has {examples} training examples; "
+            f"set it to {examples} or fewer"
+        )

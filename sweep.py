@@ -1,0 +1,8 @@
+"""Measure what makes trained networks differ: ``python sweep.py --help``."""
+
+import sys
+
+from orchestrator.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
