@@ -16,12 +16,12 @@ os.environ.update(
 for name in ("NOISEGRID_PROTOCOL", "NOISEGRID_STORE", "NOISEGRID_GPUS_PER_RUN", "RAY_ADDRESS"):
     os.environ.pop(name, None)
 
-from pathlib import Path
+from pathlib import Path  # noqa: E402
 
-import pytest
+import pytest  # noqa: E402
 
-from protocols.contract import Dataset
-from protocols.protocol import DatasetSpec
+from protocols.contract import Dataset  # noqa: E402
+from protocols.protocol import DatasetSpec  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """The two trainers step by step: equal to rounding, and unequal after each mistake that is easily made.
 
-In float64 nothing but the order of sums can differ. Each injected mistake must break the same comparison, which shows that
-the comparison would catch it.
+In float64 nothing but the order of sums can differ. Each injected mistake must break the same comparison, which shows
+that the comparison would catch it.
 """
 
 from __future__ import annotations

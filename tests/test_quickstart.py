@@ -150,6 +150,13 @@ def test_what_a_record_says_agrees_with_its_logits(stores: tuple[Path, Path], di
         assert json.loads(record["provenance"])["trainer"]["threads"] == 1
 
 
+def test_the_report_is_left_beside_the_records(stores: tuple[Path, Path]) -> None:
+    names = {path.name for path in (stores[0] / "report").iterdir()}
+    assert {"report.html", "table.csv", "table.tex"} <= names
+    table = pd.read_csv(stores[0] / "report" / "table.csv")
+    assert len(table) == 16 and set(table["source"]) == SOURCES
+
+
 def test_more_replicates_and_cells_run_only_what_is_new(stores: tuple[Path, Path], folder: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in (stores[0] / "records").iterdir()}
     more = (*SHORT, "--only", "source=init", "--only", "trainer=torch", "--store", "one")
@@ -167,13 +174,6 @@ def test_more_replicates_and_cells_run_only_what_is_new(stores: tuple[Path, Path
         ).stdout
     )
     assert other["done"] == 0, "another recipe is another run"
-
-
-def test_the_report_is_left_beside_the_records(stores: tuple[Path, Path]) -> None:
-    names = {path.name for path in (stores[0] / "report").iterdir()}
-    assert {"report.html", "table.csv", "table.tex"} <= names
-    table = pd.read_csv(stores[0] / "report" / "table.csv")
-    assert len(table) == 16 and set(table["source"]) == SOURCES
 
 
 def test_subset_of_digits_is_part_of_the_identity() -> None:

@@ -1,0 +1,133 @@
+"""The measures of one cell, from the arrays of its replicates: whatever can be estimated, and why the rest cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.analysis import intervals, measures
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.quantities import QUANTITIES
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """A measure of every pair of a cell's replicates."""
+
+    models: tuple[int, ...]
+    """Which replicates, as indices into those that were given."""
+    matrix: Floats
+    """(models, models)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What is known of one cell; shares are in the unit of ``QUANTITIES``."""
+
+    estimates: Mapping[str, Estimate]
+    """For every name of ``QUANTITIES``."""
+    pairs: Mapping[str, Pairs]
+    """For those measures of pairs that could be computed."""
+    papers: Mapping[str, float]
+    """The same SDs as the papers compute them (ddof=0) and, as ``..._se``, their bootstrap standard errors."""
+    notes: tuple[str, ...]
+    """What was left out."""
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why values or intervals are missing: each reason once, after the measures that it concerns."""
+        concerned: dict[str, list[str]] = {}
+        for name, estimate in self.estimates.items():
+            if estimate.reason:
+                concerned.setdefault(estimate.reason, []).append(QUANTITIES[name].title)
+        return [
+            reason if len(titles) == len(self.estimates) else f"{', '.join(titles)}: {reason}"
+            for reason, titles in concerned.items()
+        ]
+
+
+def measure(
+    accuracies: Floats,
+    cross_entropies: Floats,
+    predictions: Sequence[Array | None],
+    logits: Sequence[Array | None],
+    labels: Array | None,
+) -> Measured:
+    """All measures of one cell.
+
+    Args:
+        accuracies: (models,), 0 to 1, NaN where unknown.
+        cross_entropies: (models,), NaN where unknown.
+        predictions: for each model (examples,), or None.
+        logits: for each model (examples, classes), or None.
+        labels: (examples,), or None if they are not known.
+    """
+    estimates: dict[str, Estimate] = {}
+    papers: dict[str, float] = {}
+    notes: list[str] = []
+
+    accuracies = _known(accuracies, "accuracy", notes)
+    cross_entropies = _known(cross_entropies, "cross-entropy", notes)
+    estimates["accuracy_mean"] = intervals.mean(accuracies)
+    for name, values in (("accuracy_sd", accuracies), ("cross_entropy_sd", cross_entropies)):
+        estimates[name] = intervals.spread(values)
+        scale = QUANTITIES[name].scale
+        papers[name] = scale * measures.standard_deviation(values, ddof=0)
+        # A generator of its own for every number, so that none depends on what else is in the table.
+        papers[f"{name}_se"] = scale * intervals.bootstrap_error(values, np.random.default_rng(0))
+
+    matrices: dict[str, Pairs] = {}
+
+    def add(name: str, function: Callable[[Array], Floats], models: tuple[int, ...], stack: Array) -> None:
+        matrix = function(stack)
+        matrices[name] = Pairs(models=models, matrix=matrix * QUANTITIES[name].scale)
+        estimates[name] = intervals.pairwise_mean(matrix, bounds=QUANTITIES[name].bounds)
+
+    models, stack = _comparable(predictions, 2, "predictions", notes)
+    add("disagreement", measures.disagreement, models, stack)
+    models, stack = _comparable(logits, 3, "logits", notes)
+    add("correlation", measures.spearman, models, stack)
+    add("pearson", measures.pearson, models, stack)
+    if labels is not None and len(labels) == stack.shape[1]:
+        add("ensemble_gain", lambda stack: measures.ensemble_gain(stack, labels), models, stack)
+    elif not models:
+        estimates["ensemble_gain"] = estimates["correlation"]
+    else:
+        estimates["ensemble_gain"] = Estimate(value=math.nan, reason="the labels of the test set are not in the store")
+
+    return Measured(
+        estimates={name: estimates[name] * quantity.scale for name, quantity in QUANTITIES.items()},
+        pairs={name: pairs for name, pairs in matrices.items() if len(pairs.models) > 1},
+        papers=papers,
+        notes=tuple(notes),
+    )
+
+
+def _known(values: Floats, what: str, notes: list[str]) -> Floats:
+    known = values[np.isfinite(values)]
+    if len(known) < len(values):
+        notes.append(f"{len(values) - len(known)} of {len(values)} replicates have no finite {what} and are left out")
+    return known
+
+
+def _comparable(
+    arrays: Sequence[Array | None], dimensions: int, what: str, notes: list[str]
+) -> tuple[tuple[int, ...], Array]:
+    """Those models whose arrays are there, finite and of one shape, and these arrays stacked."""
+    usable = {model: array for model, array in enumerate(arrays) if array is not None and np.isfinite(array).all()}
+    if len(usable) < len(arrays):
+        notes.append(f"{len(arrays) - len(usable)} of {len(arrays)} replicates have no finite {what}: in no pair")
+    shapes = {array.shape for array in usable.values()}
+    if len(shapes) > 1:
+        notes.append(f"the replicates' {what} differ in shape ({', '.join(map(str, sorted(shapes)))}): no pairs")
+        usable = {}
+    stack = np.stack(list(usable.values())) if usable else np.empty((0,) * dimensions)
+    return tuple(usable), stack

@@ -1,0 +1,250 @@
+"""A sweep's records as tables: one row a cell, one row a group's control, one row a pair of replicates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from orchestrator.analysis import measures
+from orchestrator.analysis.cell import Measured, measure
+from orchestrator.analysis.controls import NOT_HELD, Verdict, judge
+from orchestrator.analysis.notes import notes
+from orchestrator.analysis.quantities import QUANTITIES
+from orchestrator.analysis.runs import Planned, read_runs, source_order, source_title
+from orchestrator.store import Store, open_store
+from protocols.errors import unknown
+from protocols.protocol import Protocol
+from protocols.sources import CONTROL
+
+GROUP = ("group", "trainer", "architecture", "dataset", "base_seed", "recipe")
+
+TABLE = (
+    *("trainer", "architecture", "dataset", "source", "library", "n", "missing", "diverged"),
+    *(f"{name}{end}" for name in QUANTITIES for end in ("", "_low", "_high")),
+    *(f"paper_{name}{end}" for name in ("accuracy_sd", "cross_entropy_sd") for end in ("", "_se")),
+    *("group", "base_seed", "recipe", "control", "valid", "notes"),
+)
+"""The columns of :meth:`Sweep.table`."""
+
+PAIRWISE = ("disagreement", "correlation", "pearson", "ensemble_gain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The runs of one row of the table."""
+
+    group: str
+    source: str
+    library: str
+    runs: pd.DataFrame
+    """Finished or not, by replicate."""
+
+    @property
+    def label(self) -> str:
+        """The source as tables and figures show it, e.g. ``library (order)``."""
+        return source_title(self.source, self.library)
+
+    @property
+    def ok(self) -> pd.DataFrame:
+        """The runs that finished with finite losses and logits."""
+        return self.runs[self.runs["outcome"] == "ok"]
+
+    def count(self, outcome: str) -> int:
+        """How many runs have that outcome."""
+        return int((self.runs["outcome"] == outcome).sum())
+
+    @property
+    def missing(self) -> int:
+        """How many planned runs have no record."""
+        return int(self.runs["outcome"].isna().sum())
+
+
+def load(
+    store: Store | str | os.PathLike[str],
+    protocol: Protocol | None = None,
+    planned: Sequence[Planned] | None = None,
+) -> Sweep:
+    """Read a store for analysis, finished or still being filled.
+
+    Args:
+        store: a store, or where one lies.
+        protocol: what was declared before looking; reports show it.
+        planned: the runs that should be there. Only these enter, and those without a record count as missing.
+            Without it every record of the store enters and nothing is missing.
+
+    Raises:
+        UserError: there is no store of a known version at that place.
+    """
+    opened = open_store(os.fspath(store)) if isinstance(store, str | os.PathLike) else store
+    return Sweep(opened, read_runs(opened, planned), protocol)
+
+
+class Sweep:
+    """The runs of a sweep and everything that is computed from them, each number once and on first use.
+
+    Logits are read cell by cell, so memory is one cell's at a time.
+    """
+
+    def __init__(self, store: Store, runs: pd.DataFrame, protocol: Protocol | None = None) -> None:
+        self.store = store
+        self.runs = runs
+        """One row a run, see :func:`orchestrator.analysis.runs.read_runs`."""
+        self.protocol = protocol
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """One row a group, sorted: ``group, trainer, architecture, dataset, base_seed, recipe``."""
+        groups = self.runs[list(GROUP)].drop_duplicates("group")
+        return groups.sort_values(list(GROUP[1:])).reset_index(drop=True)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The cells by group, the control first and ``all`` last."""
+        order = {group: number for number, group in enumerate(self.groups["group"])}
+        cells = [
+            Cell(group=str(group), source=str(source), library=str(library), runs=runs.sort_values("replicate"))
+            for (group, source, library), runs in self.runs.groupby(["group", "source", "library"])
+        ]
+        return sorted(cells, key=lambda cell: (order[cell.group], source_order(cell.source), cell.library))
+
+    def group_title(self, group: str) -> str:
+        """A group in words: trainer, architecture and dataset, and base seed and recipe where there are several."""
+        row = self.groups[self.groups["group"] == group].iloc[0]
+        seed = f"base seed {row['base_seed']}" if self.groups["base_seed"].nunique() > 1 else ""
+        parts = (row["trainer"], row["architecture"], row["dataset"], seed, row["recipe"])
+        return " · ".join(str(part) for part in parts if part)
+
+    @cached_property
+    def verdicts(self) -> dict[str, Verdict]:
+        """The control's verdict on every group."""
+        ok = self.runs[self.runs["outcome"] == "ok"]
+        verdicts = {}
+        for group in self.groups["group"]:
+            records = ok[ok["group"] == group]
+            control = records["source"] == CONTROL
+            verdicts[group] = judge(records[control], records[~control])
+        return verdicts
+
+    def controls(self) -> pd.DataFrame:
+        """One row a group: its identity, and the fields of :class:`~orchestrator.analysis.controls.Verdict`."""
+        verdicts = [vars(self.verdicts[group]) for group in self.groups["group"]]
+        return pd.concat([self.groups, pd.DataFrame(verdicts, columns=list(Verdict.__annotations__))], axis=1)
+
+    @cached_property
+    def measured(self) -> list[Measured]:
+        """The measures of each cell of :attr:`cells`."""
+        return [self._measure(cell) for cell in self.cells]
+
+    def notes(self, cell: Cell, measured: Measured) -> list[str]:
+        """What a reader of the cell's row must know."""
+        held = self.verdicts[cell.group].verdict != NOT_HELD
+        return notes(cell.source, cell.library, cell.runs, measured, held)
+
+    def table(self) -> pd.DataFrame:
+        """One row a cell.
+
+        Columns: what the cell is (``trainer, architecture, dataset, source, library``), how many of its runs are ``ok``
+        (``n``), planned but without a record (``missing``) and ``diverged``; then every name of ``QUANTITIES`` (percent
+        where its unit is ``%``) with ``_low`` and ``_high`` of its 95 % interval; the papers' conventions
+        ``paper_accuracy_sd, paper_accuracy_sd_se, paper_cross_entropy_sd, paper_cross_entropy_sd_se`` (ddof=0 and
+        bootstrap standard error); ``group, base_seed, recipe``; ``control``, the group's verdict; ``valid``, False
+        where that is ``not held``; and ``notes``: what was left out, and why a value or an interval is NaN.
+        """
+        rows = []
+        for cell, measured in zip(self.cells, self.measured, strict=True):
+            first = cell.runs.iloc[0]
+            row: dict[str, Any] = {name: first[name] for name in TABLE if name in first.index}
+            row |= {"n": len(cell.ok), "missing": cell.missing, "diverged": cell.count("diverged")}
+            for name, estimate in measured.estimates.items():
+                row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+            row |= {f"paper_{name}": value for name, value in measured.papers.items()}
+            verdict = self.verdicts[cell.group].verdict
+            row |= {"control": verdict, "valid": verdict != NOT_HELD, "notes": "; ".join(self.notes(cell, measured))}
+            rows.append(row)
+        return pd.DataFrame(rows, columns=list(TABLE))
+
+    def pairwise(self, measure: str) -> pd.DataFrame:
+        """One row a pair of replicates of one cell.
+
+        Args:
+            measure: ``disagreement``, ``correlation``, ``pearson`` or ``ensemble_gain``.
+
+        Returns:
+            Columns ``group, trainer, architecture, dataset, source, library, replicate_a, replicate_b, id_a, id_b,
+            value``, the value in the unit of :meth:`table`.
+
+        Raises:
+            UserError: no measure of pairs has that name.
+        """
+        if measure not in PAIRWISE:
+            raise unknown("measure of pairs", measure, PAIRWISE)
+        columns = ["group", "trainer", "architecture", "dataset", "source", "library"]
+        frames = []
+        for cell, measured in zip(self.cells, self.measured, strict=True):
+            if measure in measured.pairs:
+                pairs = measured.pairs[measure]
+                runs = cell.ok.iloc[list(pairs.models)]
+                first, second = np.triu_indices(len(runs), k=1)
+                frame = runs.iloc[first][columns].reset_index(drop=True)
+                for name in ("replicate", "id"):
+                    values = runs[name].to_numpy()
+                    frame[f"{name}_a"], frame[f"{name}_b"] = values[first], values[second]
+                frames.append(frame.assign(value=pairs.matrix[first, second]))
+        names = [*columns, "replicate_a", "replicate_b", "id_a", "id_b", "value"]
+        return pd.concat(frames, ignore_index=True)[names] if frames else pd.DataFrame(columns=names)
+
+    def disagreement_map(self, group: str, per_cell: int) -> tuple[pd.DataFrame, NDArray[np.float64]]:
+        """Disagreement between the models of a group, within and across its cells.
+
+        Args:
+            group: the group's name.
+            per_cell: the first so many finished replicates of each cell enter.
+
+        Returns:
+            The models' runs by cell, with the cell's ``label``, and their (models, models) matrix in percent; both are
+            empty where the models were not tested on the same examples.
+        """
+        cells = [cell for cell in self.cells if cell.group == group]
+        models = pd.concat([cell.ok.head(per_cell).assign(label=cell.label) for cell in cells], ignore_index=True)
+        known = [values for values in self._arrays(models["id"], "predictions") if values is not None]
+        if len(known) < len(models) or models["labels_fingerprint"].nunique() != 1:
+            return models.head(0), np.empty((0, 0))
+        return models, 100 * measures.disagreement(np.stack(known))
+
+    def histories(self) -> list[pd.DataFrame]:
+        """For each cell the epochs of its finished replicates: the run's ``id`` and the columns of a history."""
+        frames = []
+        for cell in self.cells:
+            table = self.store.table(["id", "history"], list(cell.ok["id"]))
+            histories = table["history"].combine_chunks()
+            frame = pa.Table.from_struct_array(histories.flatten()).to_pandas()
+            frame.insert(0, "id", np.repeat(table["id"].to_pylist(), pc.list_value_length(histories).to_numpy()))
+            frames.append(frame)
+        return frames
+
+    def _measure(self, cell: Cell) -> Measured:
+        ok = cell.ok
+        logits = dict(self.store.logits(list(ok["id"])))
+        tested = ok["labels_fingerprint"].unique()
+        return measure(
+            ok["accuracy"].to_numpy(np.float64),
+            ok["cross_entropy"].to_numpy(np.float64),
+            self._arrays(ok["id"], "predictions"),
+            [logits.get(id) for id in ok["id"]],
+            self.store.labels(tested[0]) if len(tested) == 1 else None,
+        )
+
+    def _arrays(self, ids: Sequence[str] | pd.Series, name: str) -> list[NDArray[Any] | None]:
+        """One list column of some records as arrays, in the order of ``ids``; None where a record has none."""
+        table = self.store.table(["id", name], list(ids))
+        found = dict(zip(table["id"].to_pylist(), table[name], strict=True))
+        return [found[id].values.to_numpy() if id in found and found[id].is_valid else None for id in ids]

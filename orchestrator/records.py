@@ -1,0 +1,209 @@
+"""The rows that a run leaves: the record of a finished one, the failure of an attempt that did not finish."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from orchestrator.provenance import fingerprint
+from orchestrator.store import Reference
+from protocols import streams
+from protocols.contract import Dataset, Network, Outcome, epoch_values
+from protocols.digest import digest, tensor_digests
+from protocols.run import Run
+
+FLOAT32_LOGITS_LIMIT = 10_000_000
+"""Bytes of float32 logits above which a record keeps them rounded to float16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A run with one bit changed, held against the same run without the change."""
+
+    weights_changed: int
+    """Trainable weights whose bits differ at the end."""
+    weights_total: int
+    predictions_changed: int
+    """Test examples that are classified otherwise."""
+    first_differing_step: int | None
+    """The first step, from 0, whose loss differs; None: none does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """The circumstances of one attempt at a run."""
+
+    number: int
+    """From 1."""
+    started: datetime
+    finished: datetime
+    host: str
+    process: str
+    """host:pid:start time of the training process."""
+
+
+def now() -> datetime:
+    """The time, in UTC."""
+    return datetime.now(UTC)
+
+
+def record(
+    run: Run,
+    source: str,
+    outcome: Outcome,
+    data: Dataset,
+    network: Network,
+    attempt: Attempt,
+    provenance: Mapping[str, Any],
+    comparison: Comparison | None,
+) -> dict[str, Any]:
+    """The record of a finished run, one value a column of the store's schema."""
+    predicted = predictions(outcome.logits)
+    ok = outcome.status == "ok"
+    logits, precision = rounded(outcome.logits)
+    onebit = outcome.perturbation or {}
+    compared = {field.name: getattr(comparison, field.name, None) for field in fields(Comparison)}
+    return {
+        **_identity(run, source, attempt),
+        "library": run.library,
+        "group": run.group,
+        "base_seed": run.base_seed,
+        "outcome": outcome.status,
+        "accuracy": float(np.mean(predicted == data.test_labels)) if ok else None,
+        "cross_entropy": cross_entropy(outcome.logits, data.test_labels) if ok else None,
+        "initial_digest": outcome.initial_digest,
+        "first_step_digest": outcome.first_step_digest,
+        "final_digest": digest(outcome.weights),
+        "tensor_digests": tensor_digests(outcome.weights),
+        "resumed_epochs": outcome.resumed_epochs,
+        "parameters": network.count,
+        "logits": logits,
+        "logits_precision": precision,
+        "predictions": predicted,
+        "labels_fingerprint": labels_fingerprint(data.test_labels),
+        "losses": outcome.losses.astype(np.float32),
+        "history": [epoch_values(epoch) for epoch in outcome.history],
+        "seconds": (attempt.finished - attempt.started).total_seconds(),
+        **{f"{part}_seconds": outcome.timings.get(part, 0.0) for part in ("train", "evaluate", "setup")},
+        "images_per_second": outcome.images_per_second,
+        **{f"onebit_{name}": onebit.get(name) for name in ("tensor", "index", "before", "after")},
+        **compared,
+        "seeds": {name: json.dumps(key) for name, key in streams.seeds(run).items()},
+        "process": attempt.process,
+        "device": provenance["trainer"].get("device", "unknown"),
+        "provenance": json.dumps(provenance, sort_keys=True),
+        "fingerprint": fingerprint(provenance),
+    }
+
+
+def failure(
+    run: Run, source: str, attempt: Attempt, outcome: str, message: str, traceback: str = "", log_tail: str = ""
+) -> dict[str, Any]:
+    """The row of an attempt that left no record.
+
+    Args:
+        run: what was to be trained.
+        source: the label of its varying sources.
+        attempt: which attempt, when and where.
+        outcome: ``out_of_memory``, ``error``, ``hardware`` or ``timeout``.
+        message: what happened, in one line.
+        traceback: the Python traceback, if there was one.
+        log_tail: the end of what the process printed.
+    """
+    return {
+        **_identity(run, source, attempt),
+        "outcome": outcome,
+        "message": message,
+        "traceback": traceback,
+        "log_tail": log_tail,
+    }
+
+
+def error_outcome(error: BaseException) -> str:
+    """``out_of_memory`` or ``error``. Frameworks are told apart by the names of their exceptions, none is imported."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error).lower()
+    if names & {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}:
+        return "out_of_memory"
+    return "out_of_memory" if "out of memory" in text or "can't allocate memory" in text else "error"
+
+
+def predictions(logits: NDArray[np.floating]) -> NDArray[np.int32]:
+    """The most likely class of each example, the first of equals; (examples,)."""
+    classes: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
+    return classes
+
+
+def cross_entropy(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
+    """Mean cross-entropy in nats, in float64."""
+    values = logits.astype(np.float64)
+    return float(np.mean(logsumexp(values, axis=1) - values[np.arange(len(labels)), labels]))
+
+
+def rounded(logits: NDArray[np.floating]) -> tuple[NDArray[np.float32], str]:
+    """Logits as a record keeps them, float32, and the precision that their values have."""
+    kept = logits.astype(np.float32)
+    if kept.nbytes > FLOAT32_LOGITS_LIMIT:
+        with np.errstate(over="ignore"):
+            return kept.astype(np.float16).astype(np.float32), "float16"
+    return kept, "float32"
+
+
+def compare(outcome: Outcome, reference: Reference, network: Network) -> Comparison:
+    """Hold a run against its reference, the same run without the change of one bit."""
+    pairs = [
+        (outcome.weights[parameter.name], reference.weights[parameter.name])
+        for parameter in network.parameters
+        if parameter.trainable
+    ]
+    return Comparison(
+        weights_changed=sum(int(np.count_nonzero(_bits(one) != _bits(other))) for one, other in pairs),
+        weights_total=sum(one.size for one, _ in pairs),
+        predictions_changed=int(np.count_nonzero(predictions(outcome.logits) != reference.predictions)),
+        first_differing_step=first_difference(outcome.losses, reference.losses),
+    )
+
+
+def first_difference(losses: NDArray[np.floating], reference: NDArray[np.floating]) -> int | None:
+    """The first step at which two series of losses differ; a series that ends earlier differs where it ends."""
+    shared = min(len(losses), len(reference))
+    one, other = losses[:shared], reference[:shared]
+    steps = np.flatnonzero((one != other) & ~(np.isnan(one) & np.isnan(other)))
+    if len(steps):
+        return int(steps[0])
+    return shared if len(losses) != len(reference) else None
+
+
+def labels_fingerprint(labels: NDArray[np.int64]) -> str:
+    """SHA-256 of the labels as little-endian int64, in test-set order."""
+    return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()
+
+
+def _identity(run: Run, source: str, attempt: Attempt) -> dict[str, Any]:
+    """The columns that records and failures share."""
+    return {
+        "id": run.id,
+        "source": source,
+        "architecture": run.architecture,
+        "dataset": str(run.dataset),
+        "trainer": run.trainer,
+        "replicate": run.replicate,
+        "attempt": attempt.number,
+        "started": attempt.started,
+        "finished": attempt.finished,
+        "host": attempt.host,
+        "specification": run.specification,
+    }
+
+
+def _bits(tensor: NDArray[np.floating]) -> NDArray[np.unsignedinteger]:
+    """The elements as unsigned integers, so that -0 differs from 0 and NaN equals itself."""
+    return np.ascontiguousarray(tensor).view(f"u{tensor.dtype.itemsize}")

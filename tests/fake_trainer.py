@@ -1,0 +1,179 @@
+"""A trainer, a dataset and misbehaviour for tests of everything around training: NumPy only, milliseconds an epoch.
+
+A "network" is one matrix; an epoch adds noise that depends on every source. A file in the folder NOISEGRID_FAKE makes a
+run misbehave: ``WHAT-REPLICATE``, taken away by the run that obeys it, or ``WHAT-REPLICATE-always``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protocols import streams
+from protocols.contract import (
+    Checkpoint,
+    Context,
+    Dataset,
+    Epoch,
+    Interrupted,
+    Network,
+    Outcome,
+    Parameter,
+    Trainer,
+)
+from protocols.digest import digest
+from protocols.recipe import Recipe
+from protocols.run import Run
+from trainers.datasets import from_arrays
+
+STEPS = 4
+"""Steps of an epoch."""
+
+
+def architecture(net: Any, x: Any, classes: int) -> Any:
+    """Stands in for an architecture; the network is the same whatever is asked for."""
+    return x
+
+
+def network(architecture: Any, image_shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Network:
+    pixels = int(np.prod(image_shape))
+    return Network(
+        parameters=(
+            Parameter(name="head.weight", shape=(classes, pixels), law="normal", scale=0.1),
+            Parameter(name="norm.mean", shape=(classes,), law="constant", scale=0.0, trainable=False),
+        ),
+        dropout={"head": ((pixels,), 0.1)},
+        perturbed="head.weight",
+    )
+
+
+def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
+    return {"FAKE_PROFILE": profile, "OMP_NUM_THREADS": str(threads)}
+
+
+def train(run: Run, data: Dataset, context: Context) -> Outcome:
+    assert os.environ.get("FAKE_PROFILE", "held") == run.profile, "the process has another profile than the run"
+    shape = (data.classes, int(np.prod(data.image_shape)))
+    weights = streams.initial_normal(run, "head.weight", shape, 0.1).astype(np.float32)
+    perturbation = None
+    if "onebit" in run.varies:
+        weights, changed = streams.flip_one_bit(run, weights)
+        perturbation = {"tensor": "head.weight", **changed}
+    initial, history, losses, resumed = digest({"head.weight": weights}), [], np.zeros(0), 0
+    if (checkpoint := context.load_checkpoint()) is not None:
+        weights, losses, resumed = checkpoint.tensors["weights/head.weight"], checkpoint.losses, checkpoint.epochs
+        initial, history = checkpoint.initial_digest, list(checkpoint.history)
+    print(f"training replicate {run.replicate} from epoch {resumed}", flush=True)
+    for epoch in range(resumed + 1, run.recipe.epochs + 1):
+        started = time.perf_counter()
+        time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
+        for step in range(STEPS):
+            for source in ("shuffle", "augment", "dropout", "library"):
+                noise = streams.generator(run, source, epoch, step).standard_normal(shape).astype(np.float32)
+                # Not linear, so that a change of one bit grows.
+                weights = np.sin(np.float32(3) * weights) + np.float32(0.1) * noise
+            losses = np.append(losses, float(np.abs(weights).mean()))
+        if run.recipe.learning_rate > 100:
+            losses[-1] = np.nan
+        row = Epoch(
+            epoch=epoch,
+            learning_rate=run.recipe.learning_rate,
+            train_loss=float(losses[-1]),
+            test_loss=float(losses[-1]),
+            test_accuracy=0.5,
+            seconds=time.perf_counter() - started,
+        )
+        history.append(row)
+        context.report(row)
+        last = epoch == run.recipe.epochs
+        stop = context.should_stop() and not last
+        if stop or (not last and context.checkpoint_due()):
+            context.save_checkpoint(
+                Checkpoint(
+                    epochs=epoch,
+                    tensors={"weights/head.weight": weights},
+                    losses=losses,
+                    history=tuple(history),
+                    initial_digest=initial,
+                    first_step_digest="first",
+                )
+            )
+        if stop:
+            raise Interrupted
+        if epoch == resumed + 1:
+            _misbehave(run)
+    images = data.test_images.reshape(len(data.test_images), -1).astype(np.float32) / np.float32(255)
+    return Outcome(
+        status="diverged" if np.isnan(losses[-1]) else "ok",
+        logits=images @ weights.T,
+        weights={"head.weight": weights, "norm.mean": weights.mean(axis=1)},
+        losses=losses,
+        history=tuple(history),
+        initial_digest=initial,
+        first_step_digest="first",
+        resumed_epochs=resumed,
+        images_per_second=1000.0,
+        timings={"train": 0.1},
+        perturbation=perturbation,
+        provenance={"device": context.device, "threads": context.threads},
+    )
+
+
+def _misbehave(run: Run) -> None:
+    """After the first epoch, do what the folder says."""
+    if "NOISEGRID_FAKE" not in os.environ:
+        return
+    for path in sorted(Path(os.environ["NOISEGRID_FAKE"]).iterdir()):
+        what, replicate, *always = path.name.split("-")
+        if int(replicate) != run.replicate:
+            continue
+        if not always:
+            path.unlink()
+        print(f"about to {what}", flush=True)
+        match what:
+            case "raise":
+                raise ValueError("a mistake in the trainer")
+            case "memory":
+                raise MemoryError("no room")
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                os._exit(7)
+            case "hang":
+                time.sleep(600)
+            case "parent":
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(600)
+            case "term":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+trainer = Trainer(
+    name="fake",
+    numerics=1,
+    framework="numpy",
+    extra="torch",
+    train="tests.fake_trainer:train",
+    network=network,
+    environment=environment,
+    sources=frozenset({"init", "shuffle", "augment", "dropout", "library", "onebit"}),
+    library_kinds=("order", "kernel", "native"),
+    kernels=3,
+)
+
+_rng = np.random.default_rng(0)
+_labels = np.arange(60) % 3
+
+blobs = from_arrays(
+    name="blobs",
+    train_images=_rng.integers(0, 256, (60, 4, 4, 1)).astype(np.uint8),
+    train_labels=_labels,
+    test_images=_rng.integers(0, 256, (60, 4, 4, 1)).astype(np.uint8),
+    test_labels=_labels,
+    crop=1,
+)

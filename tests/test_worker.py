@@ -1,0 +1,312 @@
+"""One run in this process: what its record holds, what is kept beside it, and what is never done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator import provenance, records, worker
+from orchestrator.store import RECORD_SCHEMA, Spool, Store, open_store
+from orchestrator.worker import RunContext, Settings, execute
+from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted
+from protocols.digest import digest
+from protocols.run import Run
+from tests import fake_trainer
+from tests.fakes import blobs_data, planned, runs_of
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def settings(store: Store, tmp_path: Path) -> Settings:
+    return Settings(store=store.url, spool=str(tmp_path / "spool"), checkpoint_every=0)
+
+
+@pytest.fixture
+def runs(store: Store) -> dict[str, list[Run]]:
+    plan = planned(store, "init", "onebit", "init+onebit", epochs=4)
+    return {source: runs_of(plan, source) for source in ("none", "init", "onebit", "init+onebit")}
+
+
+@pytest.fixture
+def data(runs: dict[str, list[Run]], cache: Path) -> Dataset:
+    return blobs_data(runs["none"][0], cache)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the runs that are really trained, as they are."""
+    ids: list[str] = []
+    original = fake_trainer.train
+
+    def train(run: Run, *rest: Any) -> Any:
+        ids.append(run.id)
+        return original(run, *rest)
+
+    monkeypatch.setattr(fake_trainer, "train", train)
+    return ids
+
+
+def stop_after(epochs: int) -> tuple[Callable[[dict[str, Any]], None], Callable[[], bool]]:
+    """A listener and a stop condition that end a run after so many epochs."""
+    seen: list[int] = []
+    return lambda message: seen.append(1) if message["kind"] == "epoch" else None, lambda: len(seen) >= epochs
+
+
+def test_the_record_holds_what_was_trained(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]]
+) -> None:
+    run = runs["init"][1]
+    messages: list[dict[str, Any]] = []
+    row = execute(run, "init", store, data, settings, listener=messages.append)
+    assert row is not None and set(row) == set(RECORD_SCHEMA.names)
+    kept = store.table(None, {run.id}).to_pylist()[0]
+    assert (kept["id"], kept["source"], kept["replicate"], kept["group"]) == (run.id, "init", 1, run.group)
+    assert (kept["outcome"], kept["attempt"], kept["resumed_epochs"], kept["parameters"]) == ("ok", 1, 0, 48)
+    assert json.loads(kept["specification"]) == json.loads(run.specification)
+
+    logits = next(store.logits([run.id]))[1].astype(np.float64)
+    odds = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    truth = odds[np.arange(len(logits)), data.test_labels]
+    assert kept["cross_entropy"] == pytest.approx(-np.log(truth).mean(), rel=1e-6)
+    assert kept["accuracy"] == np.mean(logits.argmax(axis=1) == data.test_labels)
+    assert store.labels(kept["labels_fingerprint"]).tolist() == data.test_labels.tolist()
+
+    assert kept["process"] == worker.process() and kept["process"].count(":") == 2
+    assert dict(kept["seeds"])["init"] == "[1, 2]"
+    assert json.loads(kept["provenance"])["packages"]["numpy"] == np.__version__
+    assert [message["kind"] for message in messages] == ["started"] + 4 * ["epoch"]
+    history = store.table(["history"], {run.id}).to_pylist()[0]["history"]
+    assert [epoch["epoch"] for epoch in history] == [1, 2, 3, 4]
+
+
+def test_a_run_with_a_record_is_never_trained_again(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], trained: list[str]
+) -> None:
+    run = runs["init"][0]
+    assert execute(run, "init", store, data, settings) is not None
+    assert execute(run, "init", store, data, settings) is None
+    assert trained == [run.id]
+
+
+def test_an_interrupted_run_resumes_to_the_same_bits(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], tmp_path: Path
+) -> None:
+    run = runs["init"][0]
+    listener, stop = stop_after(2)
+    with pytest.raises(Interrupted):
+        execute(run, "init", store, data, settings, listener=listener, stop=stop)
+    assert store.finished() == set() and store.load_checkpoint(run.id).epochs == 2
+
+    resumed = execute(run, "init", store, data, settings)
+    whole = execute(run, "init", open_store(tmp_path / "other", create=True), data, settings)
+    assert (resumed["resumed_epochs"], resumed["attempt"]) == (2, 2)
+    assert (whole["resumed_epochs"], whole["attempt"]) == (0, 1)
+    assert resumed["final_digest"] == whole["final_digest"]
+    assert [epoch["epoch"] for epoch in resumed["history"]] == [1, 2, 3, 4]
+    assert store.load_checkpoint(run.id) is None and len(store.live()) == 0
+
+
+def test_one_bit_is_held_against_the_control(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], trained: list[str]
+) -> None:
+    control, run = runs["none"][0], runs["onebit"][1]
+    reference = execute(control, "none", store, data, settings)
+    row = execute(run, "onebit", store, data, settings)
+    assert trained == [control.id, run.id]
+
+    weights = store.load_reference(control.id).weights
+    assert digest(weights) == reference["final_digest"]
+    one, other = next(store.logits([run.id]))[1], next(store.logits([control.id]))[1]
+    assert row["predictions_changed"] == np.sum(one.argmax(axis=1) != other.argmax(axis=1))
+    assert row["weights_total"] == 48 and 0 < row["weights_changed"] <= 48
+    differ = [one != other for one, other in zip(row["losses"], reference["losses"], strict=True)]
+    assert 0 <= row["first_differing_step"] <= differ.index(True)  # losses are compared before they are rounded
+    assert row["onebit_tensor"] == "head.weight" and row["onebit_before"] != row["onebit_after"]
+    assert reference["weights_changed"] is None and reference["onebit_tensor"] is None
+
+
+def test_a_missing_reference_is_trained_once_and_leaves_no_record(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], trained: list[str], tmp_path: Path
+) -> None:
+    control = runs["none"][0]
+    rows = [execute(run, "onebit", store, data, settings) for run in runs["onebit"]]
+    assert trained == [control.id, *(run.id for run in runs["onebit"])]
+    assert store.finished() == {run.id for run in runs["onebit"]}
+    assert store.load_checkpoint(control.id) is None and control.id not in store.live()["id"].to_pylist()
+
+    other = open_store(tmp_path / "other", create=True)
+    execute(control, "none", other, data, settings)
+    assert execute(runs["onebit"][0], "onebit", other, data, settings)["weights_changed"] == rows[0]["weights_changed"]
+
+
+def test_one_bit_among_other_sources_is_held_against_those(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], trained: list[str]
+) -> None:
+    run = runs["init+onebit"][1]
+    execute(run, "init+onebit", store, data, settings)
+    assert trained == [run.without("onebit").id, run.id]
+    assert run.without("onebit").varies == ("init",) and run.without("onebit").replicate == 1
+
+
+def test_a_diverged_run_has_a_record_without_measures(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]]
+) -> None:
+    run = runs["init"][0]
+    run = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, learning_rate=1000.0))
+    execute(run, "init", store, data, settings)
+    kept = store.table(None, {run.id}).to_pylist()[0]
+    assert (kept["outcome"], kept["accuracy"], kept["cross_entropy"]) == ("diverged", None, None)
+
+
+def row_of(number: int) -> Epoch:
+    return Epoch(epoch=number, learning_rate=0.1, train_loss=1.0, test_loss=1.0, test_accuracy=0.5, seconds=0.1)
+
+
+def context_at(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch, attempt: int | None = None
+) -> tuple[RunContext, list[float]]:
+    """A context, and a list that holds the time."""
+    clock = [0.0]
+    monkeypatch.setattr("orchestrator.worker.time.monotonic", lambda: clock[0])
+    return RunContext("a" * 64, store, settings, lambda message: None, attempt, lambda: False), clock
+
+
+def test_epochs_are_published_now_and_then_and_spooled_at_once(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, clock = context_at(store, settings, monkeypatch, attempt=1)
+    spool = Path(settings.spool) / f"{'a' * 64}.arrows"
+    for number, seconds in enumerate((10.0, 29.0, 31.0, 50.0), 1):
+        clock[0] = seconds
+        context.report(row_of(number))
+    assert store.live()["epochs"].to_pylist() == [3]
+    assert [row.epoch for row in Spool.read(spool)] == [1, 2, 3, 4]
+    with context:
+        pass
+    assert not spool.exists()
+
+
+def test_checkpoints_are_due_by_time(store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, clock = context_at(store, dataclasses.replace(settings, checkpoint_every=60.0), monkeypatch)
+    clock[0] = 59.0
+    assert not context.checkpoint_due()
+    clock[0] = 61.0
+    assert context.checkpoint_due()
+    context.save_checkpoint(
+        Checkpoint(
+            epochs=1,
+            tensors={},
+            losses=np.zeros(1),
+            history=(row_of(1),),
+            first_step_digest="",
+            initial_digest="",
+        )
+    )
+    clock[0] = 100.0
+    assert not context.checkpoint_due()
+
+
+def test_checkpoints_of_every_epoch(store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, _ = context_at(store, settings, monkeypatch)
+    assert context.checkpoint_due()
+
+
+def test_large_logits_are_rounded_and_small_ones_kept() -> None:
+    values = np.random.default_rng(0).standard_normal((1000, 10)).astype(np.float32)
+    kept, precision = records.rounded(values)
+    assert precision == "float32" and kept.tobytes() == values.tobytes()
+    large = np.tile(values, (263, 1))  # just above 10 MiB
+    kept, precision = records.rounded(large)
+    assert precision == "float16" and kept.dtype == np.float32
+    assert kept.tobytes() == large.astype(np.float16).astype(np.float32).tobytes() != large.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "step"),
+    [
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], None),
+        ([1.0, 2.5, 3.5], [1.0, 2.0, 3.0], 1),
+        ([np.nan, 2.0], [np.nan, 2.0], None),
+        ([np.nan], [2.0], 0),
+        ([1.0, 2.0], [1.0, 2.0, 3.0], 2),
+    ],
+)
+def test_first_difference(one: list[float], other: list[float], step: int | None) -> None:
+    assert records.first_difference(np.array(one), np.array(other)) == step
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as PyTorch's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (MemoryError(), "out_of_memory"),
+        (OutOfMemoryError("CUDA"), "out_of_memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), "out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
+        (ValueError("shapes do not match"), "error"),
+    ],
+)
+def test_memory_errors_are_told_apart(error: Exception, outcome: str) -> None:
+    assert records.error_outcome(error) == outcome
+
+
+@pytest.mark.parametrize("field", ["code", "numerics", "dataset_fingerprint"])
+def test_what_was_edited_since_it_was_planned_is_not_trained(
+    field: str, data: Dataset, runs: dict[str, list[Run]]
+) -> None:
+    run = runs["init"][0]
+    worker._check_unchanged(run, data)
+    other = {"code": (("tests.fake_trainer", "0"),), "numerics": 2, "dataset_fingerprint": "0"}[field]
+    with pytest.raises(RuntimeError, match=field):
+        worker._check_unchanged(dataclasses.replace(run, **{field: other}), data)
+
+
+def test_the_fingerprint_is_of_what_decides_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = provenance.provenance({"torch": "2.0", "threads": 1})
+    same = provenance.fingerprint(here)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    elsewhere = {**provenance.provenance({"torch": "2.0", "threads": 1}), "host": "elsewhere", "git": None}
+    assert elsewhere["environment"]["CUDA_VISIBLE_DEVICES"] == "3"
+    assert provenance.fingerprint(elsewhere) == same
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
+    others = [
+        provenance.provenance({"torch": "2.0", "threads": 1}),
+        {**here, "cpu": "another"},
+        {**here, "isa": ["avx"]},
+        {**here, "trainer": {"torch": "2.0", "threads": 2}},
+        {**here, "trainer": {"torch": "2.1", "threads": 1}},
+    ]
+    assert len({same, *map(provenance.fingerprint, others)}) == 6
+
+
+def test_the_commit_is_that_of_the_code_or_none(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.com", *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert provenance._git(tmp_path) is None
+    git("init")
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git("add", "code.py")
+    git("commit", "-m", "first")
+    assert provenance._git(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "notes.txt").write_text("untracked\n")
+    assert provenance._git(tmp_path)["dirty"] is False
+    (tmp_path / "code.py").write_text("a = 2\n")
+    assert provenance._git(tmp_path)["dirty"] is True
+    (tmp_path / "site-packages").mkdir()  # a package that is installed inside of somebody's repository
+    assert provenance._git(tmp_path / "site-packages") is None
