@@ -79,7 +79,10 @@ def tensorflow(data: Dataset, batch: int, steps: int) -> Callable[[], None]:
 
     def conv(inputs: int, width: int, stride: int) -> Callable[[Any], Any]:
         weight = variable(3, 3, inputs, width)
-        return lambda x: tf.nn.conv2d(x, weight, stride, [[0, 0], [1, 1], [1, 1], [0, 0]])
+        if stride == 1:
+            return lambda x: tf.nn.conv2d(x, weight, 1, "SAME")
+        pad = ((0, 0), (1, 1), (1, 1), (0, 0))
+        return lambda x: tf.nn.conv2d(tf.pad(x, pad), weight, stride, "VALID")
 
     def norm(width: int) -> Callable[[Any], Any]:
         scale, offset = variable(width), variable(width)

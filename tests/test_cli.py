@@ -53,6 +53,7 @@ Call = Callable[..., Answer]
 def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Run a command in a working directory of its own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOISEGRID_DATA", raising=False)
 
     def call(*arguments: str) -> Answer:
         code = main(arguments)

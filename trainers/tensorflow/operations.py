@@ -25,9 +25,13 @@ class TensorFlowOperations:
         return int(x.shape[-1])
 
     def conv(self, x: Any, name: str, out: int, kernel: int, *, stride: int = 1) -> Any:
-        # SAME would pad unevenly at stride 2, so the padding is always explicit.
-        pad = [kernel // 2, kernel // 2]
-        return tf.nn.conv2d(x, self._variables[f"{name}.weight"], stride, [[0, 0], pad, pad, [0, 0]])
+        weight, pad = self._variables[f"{name}.weight"], kernel // 2
+        if stride == 1 and kernel % 2:
+            # Here SAME is the symmetric padding, and twice as fast as the same padding spelled out.
+            return tf.nn.conv2d(x, weight, 1, "SAME")
+        # At other strides SAME would pad unevenly.
+        x = tf.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+        return tf.nn.conv2d(x, weight, stride, "VALID")
 
     def batch_norm(self, x: Any, name: str, *, last_in_block: bool = False, full_rate: bool = False) -> Any:
         scale, offset = self._variables[f"{name}.weight"], self._variables[f"{name}.bias"]
