@@ -6,6 +6,7 @@ run misbehave: ``WHAT-REPLICATE``, taken away by the run that obeys it, or ``WHA
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -120,7 +121,12 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
         images_per_second=1000.0,
         timings={"train": 0.1},
         perturbation=perturbation,
-        provenance={"device": context.device, "threads": context.threads},
+        provenance={
+            "device": context.device,
+            "threads": context.threads,
+            "supervisor": os.getppid(),
+            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        },
     )
 
 
@@ -145,7 +151,7 @@ def _misbehave(run: Run) -> None:
             case "exit":
                 os._exit(7)
             case "hang":
-                time.sleep(600)
+                ctypes.PyDLL(None).sleep(600)  # holds the interpreter, so that no other thread runs
             case "parent":
                 os.kill(os.getppid(), signal.SIGKILL)
                 time.sleep(600)

@@ -1,4 +1,4 @@
-"""A study of real PyTorch runs whose every training leaves a line in a log: which run, and when it began."""
+"""A study of real PyTorch runs whose every training leaves a line in a log: which run, when it began, and where."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG = "NOISEGRID_TEST_LOG"
 
 def train(run: Run, data: Dataset, context: Context) -> Outcome:
     with open(os.environ[LOG], "a") as log:
-        log.write(f"{run.id} {time.time_ns()}\n")
+        log.write(f"{run.id} {time.time_ns()} {os.getpid()}\n")
     return catalog.train("torch")(run, data, context)
 
 
@@ -34,7 +34,7 @@ def study() -> Protocol:
             architectures=("dropnet",),
             datasets=("digits",),
             trainers=("tests.kill_study:torch",),
-            recipe=Recipe(epochs=14, batch_size=64, learning_rate=0.1, warmup_epochs=1.0),
+            recipe=Recipe(epochs=30, batch_size=64, learning_rate=0.1, warmup_epochs=1.0),
         ),
         replicates=2,
     )

@@ -91,18 +91,34 @@ def progress(store: Store) -> dict[str, int]:
     return {id: checkpoint.epochs for id in ids if (checkpoint := store.load_checkpoint(id)) is not None}
 
 
-class Moved:
-    """Whether some run has come so many epochs further since this object was made."""
+class Moment:
+    """Whether it is time for the next kill, and which run it is to hit.
 
-    def __init__(self, program: subprocess.Popen[str], store: Store, epochs: int) -> None:
+    It is time once a run that was not hit before is so many epochs further than when this object was made. Progress is
+    counted, not seconds, so that a slow machine does as well.
+    """
+
+    def __init__(self, program: subprocess.Popen[str], store: Store, epochs: int, hit: set[str]) -> None:
         self._program = program
         self._store = store
         self._epochs = epochs
+        self._hit = hit
         self._before = progress(store)
+        self.run = ""
 
     def __call__(self) -> bool:
         assert self._program.poll() is None, "the program ended by itself: " + self._program.communicate()[0]
-        return any(done >= self._before.get(id, 0) + self._epochs for id, done in progress(self._store).items())
+        for id, epochs in progress(self._store).items():
+            if id not in self._hit and epochs >= self._before.get(id, 0) + self._epochs:
+                self.run = id
+                return True
+        return False
+
+
+def training(environment: dict[str, str]) -> list[tuple[str, int, int]]:
+    """(run, when it began, process) for every training so far."""
+    lines = [line.split() for line in Path(environment[LOG]).read_text().splitlines()]
+    return [(id, int(began), int(pid)) for id, began, pid in lines]
 
 
 def records(store: Store) -> dict[str, tuple[int, int]]:
@@ -125,9 +141,11 @@ def test_ten_kills_change_nothing(environment: dict[str, str], tmp_path: Path) -
     store = open_store(tmp_path / "killed", create=True)
     program = start(environment, tmp_path / "killed")
     committed: dict[str, tuple[int, int]] = {}
+    hit: set[str] = set()
     for kill in kills:
-        # Some epochs of some run after the last kill, and a moment; by progress, so that a slow machine is as good.
-        wait_for(Moved(program, store, rng.randint(1, 3)))
+        moment = Moment(program, store, rng.randint(1, 3), hit)
+        wait_for(moment)
+        hit.add(moment.run)
         time.sleep(rng.uniform(0, 0.1))
         found = records(store)
         assert committed.items() <= found.items(), "a record was written again"
@@ -137,8 +155,9 @@ def test_ten_kills_change_nothing(environment: dict[str, str], tmp_path: Path) -
             program.communicate()
             program = start(environment, tmp_path / "killed")
         else:
-            training = rng.choice(sorted(processes(environment, "orchestrator.worker")))
-            os.kill(parent(training) if kill == "actor" else training, signal.SIGKILL)
+            pid = [pid for id, _, pid in training(environment) if id == moment.run][-1]
+            assert pid in processes(environment, "orchestrator.worker"), "not one of ours, or not there any more"
+            os.kill(parent(pid) if kill == "actor" else pid, signal.SIGKILL)
     shown = program.communicate(timeout=PATIENCE)[0]
     assert program.returncode == 0, shown
 
@@ -151,8 +170,7 @@ def test_ten_kills_change_nothing(environment: dict[str, str], tmp_path: Path) -
     assert store.table(columns).equals(whole.table(columns))
     assert sum(epochs > 0 for epochs in store.table(["resumed_epochs"])["resumed_epochs"].to_pylist()) >= 3
 
-    log = [line.split() for line in Path(environment[LOG]).read_text().splitlines()]
-    late = [id for id, began in log if id in found and int(began) > found[id][1]]
+    late = [id for id, began, _ in training(environment) if id in found and began > found[id][1]]
     assert not late, "runs were trained although they had a record"
     assert store.corrupt() == {} and progress(store) == {} and len(store.live()) == 0
     assert {row["outcome"] for row in store.failures().to_pylist()} == {"error"}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +28,9 @@ from orchestrator.launch import Result, sweep
 from orchestrator.launch import cluster as clusters
 from orchestrator.launch.blocks import BLOCK_SECONDS, Blocks, Durations
 from orchestrator.launch.cluster import cluster
+from orchestrator.launch.driver import Watcher
 from orchestrator.launch.progress import Display, Tally, failures
+from orchestrator.launch.trainable import Gate
 from orchestrator.plan import Plan
 from orchestrator.store import Store, open_store
 from protocols.errors import UserError
@@ -110,7 +117,12 @@ def test_progress_is_a_plain_line_where_there_is_no_terminal(monkeypatch: pytest
     with Display(tally, lambda: 90.0, Console(file=stream, width=200)) as display:
         for clock[0] in (1.0, 29.0, 30.0, 31.0, 59.0):
             display.refresh()
-    assert stream.getvalue() == "2/10 done, 3 running, 1 failed, 200 images/s, about 0:01:30 left\n"
+        tally.images += 300
+        clock[0] = 60.0
+        display.refresh()
+    first, second = stream.getvalue().splitlines()
+    assert first == "2/10 done, 3 running, 1 failed, 200 images/s, about 0:01:30 left"
+    assert second == "2/10 done, 3 running, 1 failed, 10 images/s, about 0:01:30 left"
 
 
 def test_progress_is_one_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +173,88 @@ def test_a_run_that_fits_nowhere_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     )
     with pytest.raises(UserError, match="1 GPUs"):
         clusters.slots(1.0)
+
+
+def test_the_gate_opens_for_all_at_once() -> None:
+    async def arrivals() -> list[bool]:
+        gate = Gate(3)
+        waiting = [asyncio.create_task(gate.arrive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        before = [task.done() for task in waiting]
+        await asyncio.wait_for(gate.arrive(), 10)
+        await asyncio.gather(*waiting)
+        await asyncio.wait_for(gate.arrive(), 10)  # an actor that was started again
+        return before
+
+    assert asyncio.run(arrivals()) == [False, False]
+
+
+# Counting
+
+
+@pytest.fixture
+def watcher(store: Store) -> Watcher:
+    """A watcher of six runs."""
+    missing = planned(store, "init", replicates=3).missing
+    durations = Durations(lambda run: 100.0)
+    tally = Tally(planned=6, done=0)
+    watcher = Watcher(missing, durations, tally, slots=2, interrupted=threading.Event())
+    watcher.display = Display(tally, watcher.remaining, Console(file=io.StringIO()))
+    return watcher
+
+
+def trial_of(*ids: str, error: Path | None = None) -> Any:
+    return SimpleNamespace(trial_id="trial", config={"runs": ids}, pickled_error_file=error)
+
+
+def report(watcher: Watcher, *, finished: dict[str, float | None] | None = None, failed: Any = None) -> None:
+    result = {"finished": finished or {}, "failed": failed or {}, "retried": 0, "images": 10}
+    watcher.on_trial_result(0, [], trial_of(), result)
+
+
+def test_a_run_that_is_reported_twice_counts_once(watcher: Watcher) -> None:
+    ids = list(watcher.runs)
+    report(watcher, finished={ids[0]: 3.0})
+    report(watcher, finished={ids[0]: None, ids[1]: 5.0})
+    assert watcher.tally.done == 2 and watcher.tally.images == 20
+    assert watcher.remaining() == 4 * 4.0 / 2  # four runs of the mean duration on two slots
+
+
+def test_a_block_whose_actor_kept_dying_fails_what_is_left_of_it(watcher: Watcher, tmp_path: Path) -> None:
+    error = tmp_path / "error.pkl"
+    error.write_bytes(pickle.dumps(RuntimeError("gone\nand more")))
+    ids = list(watcher.runs)
+    watcher.on_trial_start(0, [], trial_of(*ids[:3]))
+    report(watcher, finished={ids[0]: 3.0})
+    watcher.on_trial_error(0, [], trial_of(*ids[:3], error=error))
+    watcher.on_step_end(0, [])
+    assert watcher.tally.failed == dict.fromkeys(ids[1:3], "RuntimeError: gone")
+    assert watcher.tally.running == 0 and not watcher.stopping
+
+
+def test_only_failures_that_are_all_alike_end_a_sweep(watcher: Watcher) -> None:
+    ids = list(watcher.runs)
+    report(watcher, failed={ids[0]: "one"})
+    report(watcher, failed={ids[1]: "other"})
+    report(watcher, failed={ids[2]: "one", ids[3]: "one"})
+    assert not watcher.stopping
+
+
+def test_failures_that_differ_in_the_run_alone_are_alike(watcher: Watcher) -> None:
+    report(watcher, failed={id: f"cannot write records/{id}.parquet" for id in watcher.runs})
+    assert watcher.hopeless == "cannot write records/ID.parquet"
+
+
+def test_failures_after_a_success_do_not_end_a_sweep(watcher: Watcher) -> None:
+    ids = list(watcher.runs)
+    report(watcher, finished={ids[0]: 1.0})
+    report(watcher, failed={id: "one" for id in ids[1:]})
+    assert not watcher.stopping
+
+
+def test_an_address_where_nothing_answers_is_an_error() -> None:
+    with pytest.raises(UserError, match="no Ray cluster answers at '127.0.0.1:1'"), cluster("127.0.0.1:1", None):
+        pass
 
 
 # Sweeps
@@ -230,13 +324,33 @@ def test_every_slot_is_used_and_controls_span_processes(two_slots: None, store: 
     plan = planned(store, "init", "shuffle", "augment", "library", replicates=6)
     result, _ = launch(plan, store)
     assert result.complete
-    rows = store.table(["source", "replicate", "process", "final_digest"]).to_pylist()
-    used = {row["process"] for row in rows if row["source"] != "none"}
-    assert len(used) >= 2
+    rows = store.table(["source", "replicate", "process", "final_digest", "provenance"]).to_pylist()
+    trained = Counter(json.loads(row["provenance"])["trainer"]["supervisor"] for row in rows)
+    assert len(trained) == 2 and min(trained.values()) >= 5, trained
+    assert {json.loads(row["provenance"])["trainer"]["gpus"] for row in rows} == {""}
     control = [row for row in rows if row["source"] == "none"]
     assert len({row["process"] for row in control}) >= 2
     assert len({row["final_digest"] for row in control}) == 1
     assert len({row["final_digest"] for row in rows}) == 1 + 4 * 6
+
+
+def test_tune_is_started_afresh_after_so_many_trials(
+    two_slots: None, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.launch.driver.TRIALS_PER_FIT", 3)
+    monkeypatch.setattr("orchestrator.launch.blocks.BLOCK_SECONDS", 0.0)
+    result, _ = launch(planned(store, "init", replicates=4), store)
+    assert result.complete and result.done == 8
+
+
+def test_what_is_named_by_file_is_found_from_where_the_program_was_started(
+    environment: dict[str, str], store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("from tests.fake_trainer import *\n")
+    script = DRIVER.replace('"init", ', '"init", trainers=("./mine.py:trainer",), ')
+    with driver(environment, store, epochs=1, script=script, cwd=tmp_path) as process:
+        out, err = process.communicate(timeout=300)
+    assert json.loads(out) == [8, False], err
 
 
 def test_one_failing_run_does_not_stop_the_others(two_slots: None, store: Store, mischief: Path) -> None:
@@ -280,16 +394,18 @@ def test_an_unreadable_record_is_set_aside_and_its_run_trained_again(two_slots: 
     assert len(list(Path(store.url, "corrupt").iterdir())) == 1
 
 
-def test_a_block_goes_on_after_its_actor_was_killed(two_slots: None, store: Store, mischief: Path) -> None:
+def test_a_block_goes_on_after_its_actor_was_killed(
+    two_slots: None, store: Store, mischief: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The actor's death takes the training process with it; runs of the block that were done are not trained again."""
     plan = planned(store, "init", replicates=4, epochs=4)
-    (mischief / "parent-2").touch()
+    (mischief / "parent-1").touch()  # the second run of the first block to come to one
     result, _ = launch(plan, store)
     assert result.complete and result.failed == {}
     attempts = store.table(["replicate", "attempt", "resumed_epochs"]).to_pylist()
-    assert {row["attempt"] for row in attempts if row["replicate"] != 2} == {1}
-    assert max(row["attempt"] for row in attempts) == 2
-    assert [row["resumed_epochs"] for row in attempts if row["attempt"] == 2] == [1]
+    again = [row for row in attempts if row["attempt"] > 1]
+    assert again == [{"replicate": 1, "attempt": 2, "resumed_epochs": 1}]
+    assert capfd.readouterr() == ("", ""), "Ray reached the terminal"
     assert len(store.failures()) == 0
 
 
@@ -307,9 +423,12 @@ print(json.dumps([result.done, result.interrupted]))
 """
 
 
-def driver(environment: dict[str, str], store: Store, epochs: int) -> subprocess.Popen[str]:
+def driver(
+    environment: dict[str, str], store: Store, epochs: int, *, script: str = DRIVER, cwd: Path | None = None
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", DRIVER, store.url, str(epochs)],
+        [sys.executable, "-c", script, store.url, str(epochs)],
+        cwd=cwd,
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -334,9 +453,10 @@ def test_a_signal_ends_a_sweep_in_good_order(
 
 
 def test_a_cluster_in_place_leaves_nothing_behind(environment: dict[str, str], store: Store, tmp_path: Path) -> None:
-    with driver({**environment, "HOME": str(tmp_path)}, store, epochs=1) as process:
+    twice = DRIVER + DRIVER.partition("True)\n")[2].replace("replicates=4", "replicates=5")
+    with driver({**environment, "HOME": str(tmp_path)}, store, epochs=1, script=twice) as process:
         out, err = process.communicate(timeout=300)
-    assert json.loads(out) == [8, False], err
+    assert [json.loads(line) for line in out.splitlines()] == [[8, False], [10, False]], err
     assert not (tmp_path / ".ray").exists(), "an authentication token was written for everyone to read"
     wait_for(lambda: not training(environment))
 
@@ -362,3 +482,24 @@ def training(environment: dict[str, str]) -> list[int]:
             except OSError:
                 pass
     return found
+
+
+def test_a_sweep_uses_every_gpu_of_a_cluster_at_an_address(
+    environment: dict[str, str], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    node = {"num_cpus": 2, "num_gpus": 1}  # Ray takes our word for it.
+    nodes = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        nodes.add_node(num_cpus=4, num_gpus=2)
+        script = DRIVER.replace("max_concurrent=2", f"gpus_per_run=1, address={nodes.address!r}")
+        with driver(environment, store, epochs=1, script=script) as process:
+            out, err = process.communicate(timeout=300)
+        assert json.loads(out) == [8, False], err
+        assert err == "training 8 runs, 3 side by side\n"
+        used = {json.loads(text)["trainer"]["gpus"] for text in store.table(["provenance"])["provenance"].to_pylist()}
+        assert used == {"0", "1"}, "a run was given no GPU, or more than one"
+    finally:
+        nodes.shutdown()

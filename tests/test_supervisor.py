@@ -99,7 +99,9 @@ def test_a_run_with_a_record_starts_no_process(store: Store, supervise: Supervis
     control = jobs(planned(store, "init"), "none")
     assert kinds(list(supervise().train(control))) == ["done", "done"]
     before = processes(store, control)
-    events = list(supervise().train(control))
+    supervisor = supervise()
+    events = list(supervisor.train(control))
+    assert supervisor._child is None
     assert [(event.kind, event.seconds) for event in events] == [("done", None), ("done", None)]
     assert processes(store, control) == before
 
@@ -142,6 +144,15 @@ def test_a_run_that_keeps_failing_is_given_up_and_the_next_one_trained(
     assert [row["attempt"] for row in store.failures().to_pylist()] == [1, 2, 3]
     assert store.finished() == {todo[1].run.id}
     assert store.live()["id"].to_pylist() == []
+
+
+def test_a_store_that_fails_fails_the_run(store: Store, supervise: Supervise, mischief: Path) -> None:
+    todo = jobs(planned(store, "init", replicates=2), "init")
+    (mischief / "raise-0-always").touch()
+    Path(store.url, "failures").write_text("in the way")
+    events = [event for event in supervise().train(todo) if event.kind == "failed"]
+    assert [event.id for event in events] == [job.run.id for job in todo]
+    assert all(f"{store.url}/failures" in event.message for event in events)
 
 
 def test_a_hung_run_is_ended(store: Store, supervise: Supervise, mischief: Path) -> None:

@@ -1,0 +1,316 @@
+"""The process that trains: it takes runs from its supervisor one by one and commits a record for each.
+
+``python -m orchestrator.worker`` is started by :class:`orchestrator.supervisor.Supervisor` for one trainer and one
+determinism profile, and stays warm from run to run. The two exchange JSON over an inherited connection.
+:func:`execute` does the same for one run in the caller's process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from orchestrator import catalog, provenance, records
+from orchestrator.store import Reference, Spool, Store, open_store
+from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted, Outcome
+from protocols.protocol import DatasetSpec
+from protocols.run import Run, run_from_specification
+
+Listener = Callable[[dict[str, Any]], None]
+"""Receives what happens while a run trains: a dictionary with ``kind`` and ``id``."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a training process is given besides its runs. Nothing here changes a bit of any result."""
+
+    store: str
+    """Where the records go."""
+    data_root: str | None = None
+    """Where datasets are read from; None: NOISEGRID_DATA, else they are fetched."""
+    spool: str = field(default_factory=tempfile.gettempdir)
+    """Folder of this machine for the epoch rows of running runs."""
+    threads: int = 1
+    gpus: float = 0.0
+    checkpoint_every: float = 60.0
+    """Seconds between two checkpoints of a run; 0: one at the end of each epoch."""
+    publish_every: float = 30.0
+    """Seconds between two publications of a run's epoch rows in the store."""
+
+    @property
+    def device(self) -> str:
+        """The device of the process."""
+        return "cuda:0" if self.gpus else "cpu"
+
+
+class RunContext:
+    """A trainer's window on the world (:class:`protocols.contract.Context`), for one run.
+
+    Args:
+        id: the run whose checkpoints are used.
+        store: where checkpoints and epoch rows go.
+        settings: device, threads and intervals.
+        listener: is told of every epoch.
+        attempt: number under which epoch rows are kept; None: they are not kept.
+        stop: whether the run should end early.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        store: Store,
+        settings: Settings,
+        listener: Listener,
+        attempt: int | None,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.device = settings.device
+        self.threads = settings.threads
+        self.should_stop = stop
+        self._id = id
+        self._store = store
+        self._settings = settings
+        self._listener = listener
+        self._attempt = attempt
+        self._rows: list[Epoch] = []
+        self._spool = None if attempt is None else Spool(Path(settings.spool), id)
+        self._saved = self._published = time.monotonic()
+
+    def report(self, epoch: Epoch) -> None:
+        """Keep the row on this machine at once, and in the store every ``publish_every`` seconds."""
+        self._listener({"kind": "epoch", "id": self._id, "epoch": epoch.epoch})
+        if self._spool is None or self._attempt is None:
+            return
+        self._rows.append(epoch)
+        self._spool.append(epoch)
+        if time.monotonic() - self._published >= self._settings.publish_every:
+            self._store.publish(self._id, self._attempt, self._rows)
+            self._published = time.monotonic()
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint of this run, or None."""
+        checkpoint = self._store.load_checkpoint(self._id)
+        self._rows = [] if checkpoint is None else list(checkpoint.history)
+        return checkpoint
+
+    def checkpoint_due(self) -> bool:
+        """Whether ``checkpoint_every`` seconds have passed since the last checkpoint."""
+        return time.monotonic() - self._saved >= self._settings.checkpoint_every
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint, in place of any earlier one."""
+        self._store.save_checkpoint(self._id, checkpoint)
+        self._saved = time.monotonic()
+
+    def __enter__(self) -> RunContext:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Forget the epoch rows on this machine if they are in a record now; after an error they stay."""
+        if self._spool is not None:
+            if error is None:
+                self._spool.delete()
+            else:
+                self._spool.close()
+
+
+def execute(
+    run: Run,
+    source: str,
+    store: Store,
+    data: Dataset,
+    settings: Settings,
+    *,
+    listener: Listener = lambda message: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
+    """Train one run in this process and commit its record.
+
+    The process must have been started with the environment of the run's determinism profile.
+
+    Args:
+        run: what to train.
+        source: the label of its varying sources.
+        store: where the record goes.
+        data: the run's dataset.
+        settings: device, threads and intervals.
+        listener: is told of the start and of every epoch.
+        stop: whether to end early, asked at the end of each epoch.
+
+    Returns:
+        The record's row; None if the store had a record of this run already, which is never trained again.
+
+    Raises:
+        Interrupted: it was stopped; a checkpoint was saved.
+    """
+    if store.has(run.id):
+        return None
+    train = catalog.train(run.trainer)  # Imports the framework, which is not the run's time.
+    number = store.begin(run.id)
+    listener({"kind": "started", "id": run.id, "attempt": number, "images": len(data.train_labels)})
+    reference = None
+    if "onebit" in run.varies:
+        reference = _reference(run.without("onebit"), store, data, settings, listener, stop)
+    started = records.now()
+    with RunContext(run.id, store, settings, listener, number, stop) as context:
+        outcome = train(run, data, context)
+        attempt = records.Attempt(
+            number=number, started=started, finished=records.now(), host=socket.gethostname(), process=process()
+        )
+        network = catalog.trainer(run.trainer).network(
+            catalog.architecture(run.architecture), data.image_shape, data.classes, run.recipe
+        )
+        comparison = None if reference is None else records.compare(outcome, reference, network)
+        origin = provenance.provenance(outcome.provenance)
+        row = records.record(run, source, outcome, data, network, attempt, origin, comparison)
+        if not run.varies and run.replicate == 0:
+            # What the group's onebit runs are held against: one set of weights a group.
+            _keep(run, outcome, store)
+        store.put_labels(row["labels_fingerprint"], data.test_labels)
+        store.commit(row)
+    return row
+
+
+def _reference(
+    run: Run, store: Store, data: Dataset, settings: Settings, listener: Listener, stop: Callable[[], bool]
+) -> Reference:
+    """How a run ended: what the store kept of it, else it is trained here, without a record.
+
+    A run is a pure function of its specification, so it does not matter who trains it; while another process is at it,
+    waiting for that one would take as long.
+    """
+    kept = store.load_reference(run.id)
+    if kept is not None:
+        return kept
+    _keep(run, catalog.train(run.trainer)(run, data, RunContext(run.id, store, settings, listener, None, stop)), store)
+    store.delete_checkpoint(run.id)
+    kept = store.load_reference(run.id)
+    assert kept is not None
+    return kept
+
+
+def _keep(run: Run, outcome: Outcome, store: Store) -> None:
+    store.save_reference(run.id, outcome.weights, outcome.losses, records.predictions(outcome.logits))
+
+
+@functools.cache
+def process() -> str:
+    """Names this process for all time: host:pid:start time."""
+    try:
+        # Field 22 counts clock ticks since boot; the name in field 2 may hold spaces.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        began = int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, StopIteration):
+        began = time.time()
+    return f"{socket.gethostname()}:{os.getpid()}:{began:.2f}"
+
+
+def main() -> None:
+    """Serve the supervisor at the other end of an inherited connection until it closes it or dies.
+
+    The arguments are the supervisor's process id, the number of the file descriptor, and the settings as JSON.
+    """
+    parent, descriptor, settings = int(sys.argv[1]), int(sys.argv[2]), Settings(**json.loads(sys.argv[3]))
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle.
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
+
+    connection = Connection(descriptor)
+    inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, inbox), daemon=True).start()
+
+    def reply(message: Mapping[str, Any]) -> None:
+        connection.send_bytes(json.dumps(message).encode())
+
+    store = open_store(settings.store)
+    while True:
+        reply(_serve(inbox.get(), store, settings, reply, stopping.is_set))
+
+
+def _serve(
+    request: Mapping[str, Any], store: Store, settings: Settings, reply: Listener, stop: Callable[[], bool]
+) -> dict[str, Any]:
+    """Execute one request; the reply that ends it."""
+    run = run_from_specification(request["specification"])
+    try:
+        data = _data(run.dataset, settings)
+        _check_unchanged(run, data)
+        row = execute(run, request["source"], store, data, settings, listener=reply, stop=stop)
+    except Interrupted:
+        return {"kind": "interrupted", "id": run.id}
+    except Exception as error:
+        return {
+            "kind": "failed",
+            "id": run.id,
+            "outcome": records.error_outcome(error),
+            "message": f"{type(error).__name__}: {error}".splitlines()[0],
+            "traceback": traceback.format_exc(),
+        }
+    if row is None:
+        return {"kind": "done", "id": run.id, "seconds": None}
+    return {"kind": "done", "id": run.id, "seconds": row["seconds"]}
+
+
+def _check_unchanged(run: Run, data: Dataset) -> None:
+    """Refuse to train, under the id of what was planned, what has been edited since."""
+    now = {
+        "code": catalog.code(run.trainer, run.architecture, run.dataset.name),
+        "numerics": catalog.trainer(run.trainer).numerics,
+        "dataset_fingerprint": data.fingerprint,
+    }
+    for name, value in now.items():
+        if value != getattr(run, name):
+            raise RuntimeError(f"{name} has changed since the run was planned: from {getattr(run, name)} to {value}")
+
+
+@functools.lru_cache(maxsize=2)
+def _data(spec: DatasetSpec, settings: Settings) -> Dataset:
+    """A dataset's memory-mapped arrays: one object a dataset, so that trainers can keep what they place on a device."""
+    datasets = importlib.import_module("trainers.datasets")
+    root = None if settings.data_root is None else Path(settings.data_root)
+    data: Dataset = datasets.prepare(catalog.dataset(spec.name), spec, root)
+    return data
+
+
+def _receive(connection: Connection, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Queue requests as they come. The end of the connection means that nobody waits for this process any more."""
+    try:
+        while True:
+            inbox.put(json.loads(connection.recv_bytes()))
+    except (EOFError, OSError):
+        os._exit(0)  # Not sys.exit: frameworks and file systems have threads that can hang an orderly end.
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, however busy it is then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # It died before the call.
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
