@@ -80,9 +80,7 @@ def fingerprint(provenance: Mapping[str, Any]) -> str:
         "numpy": np.__version__,
         "cpu": provenance["cpu"],
         "isa": provenance["isa"],
-        "environment": {
-            name: value for name, value in provenance["environment"].items() if name in NUMERIC_VARIABLES
-        },
+        "environment": {name: value for name, value in provenance["environment"].items() if name in NUMERIC_VARIABLES},
     }
     return hashlib.sha256(canonical(decisive).encode()).hexdigest()[:16]
 

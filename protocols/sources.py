@@ -40,8 +40,7 @@ SOURCES: dict[str, Source] = {
 LIBRARY_KINDS: dict[str, str] = {
     "order": "a seeded permutation of the samples inside each batch: the same mathematics, another order of sums; "
     "replayable on any device",
-    "kernel": "another set of kernels per replicate (threads, instruction set, oneDNN): "
-    "replayable on one machine",
+    "kernel": "another set of kernels per replicate (threads, instruction set, oneDNN): replayable on one machine",
     "native": "nondeterministic GPU kernels and autotuning, released: cannot be seeded; needs a GPU",
 }
 

@@ -23,7 +23,7 @@ from tests.kill_study import LOG, study
 
 ROOT = Path(__file__).parents[1]
 KILLS = ("driver",) * 3 + ("actor",) * 3 + ("process",) * 4
-PATIENCE = 300.0
+PATIENCE = 600.0
 """Seconds after which something that should happen counts as not happening; far more than it takes."""
 
 

@@ -168,9 +168,7 @@ def test_slots(nodes: list[dict[str, float]], gpus: float, expected: int, monkey
 
 
 def test_a_run_that_fits_nowhere_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "orchestrator.launch.cluster.ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}]
-    )
+    monkeypatch.setattr("orchestrator.launch.cluster.ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}])
     with pytest.raises(UserError, match="1 GPUs"):
         clusters.slots(1.0)
 
@@ -438,9 +436,7 @@ def driver(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_sweep_in_good_order(
-    environment: dict[str, str], store: Store, number: signal.Signals
-) -> None:
+def test_a_signal_ends_a_sweep_in_good_order(environment: dict[str, str], store: Store, number: signal.Signals) -> None:
     with driver(environment, store, epochs=10_000) as process:
         wait_for(lambda: len(store.live()) == 2, process)
         # A terminal sends the one to the whole group, a batch system the other to its job.

@@ -162,8 +162,9 @@ def test_zero_variance_is_never_a_finding(store: Store) -> None:
         factory.fill(store, [fake], noise=0.0, final_digest="0" * 64)
     library = row(load(store).table(), "library")
     assert library["accuracy_sd"] == 0 and library["disagreement"] == 0 and library["correlation"] == 1
-    assert "all 4 replicates bit-identical: what varies here changed no bit, so its zeros are no finding" in (
-        library["notes"]
+    assert (
+        "all 4 replicates bit-identical: what varies here changed no bit, so its zeros are no finding"
+        in (library["notes"])
     )
     assert "library (native) ran on a CPU" in library["notes"]
 

@@ -41,9 +41,7 @@ class Estimate:
 
     def __mul__(self, factor: float) -> Estimate:
         """The same estimate in another unit (``factor`` above 0)."""
-        return Estimate(
-            value=self.value * factor, low=self.low * factor, high=self.high * factor, reason=self.reason
-        )
+        return Estimate(value=self.value * factor, low=self.low * factor, high=self.high * factor, reason=self.reason)
 
 
 def mean(values: Floats, level: float = LEVEL) -> Estimate:

@@ -48,7 +48,13 @@ def distributions(name: str, labels: Sequence[str], accuracies: Sequence[Floats]
                 panel.barh(row, high - low, left=low, height=0.66, color=MARK, alpha=0.16, linewidth=0)
                 panel.plot([median, median], [row - 0.33, row + 0.33], color=MARK, linewidth=1.4, solid_capstyle="butt")
             panel.plot(
-                values, row + _stacked(values, step), "o", color=MARK, markersize=4, alpha=0.7, markeredgewidth=0,
+                values,
+                row + _stacked(values, step),
+                "o",
+                color=MARK,
+                markersize=4,
+                alpha=0.7,
+                markeredgewidth=0,
                 clip_on=False,
             )
         _rows(panel, [f"{label}  n={len(values)}" for label, values in zip(labels, accuracies, strict=True)])
@@ -93,7 +99,13 @@ def intervals(
                         panel.plot(end, row, arrow, color=colour, markersize=4, markeredgewidth=0, clip_on=False)
             face = colour if known else PAPER
             panel.plot(
-                estimate.value, row, "o", markersize=5.5, color=face, markeredgecolor=colour, markeredgewidth=1.3,
+                estimate.value,
+                row,
+                "o",
+                markersize=5.5,
+                color=face,
+                markeredgecolor=colour,
+                markeredgewidth=1.3,
                 clip_on=False,
             )
         _rows(panel, [f"{label}  n={n}" for label, n in zip(labels, counts, strict=True)])

@@ -70,8 +70,12 @@ def panels(rows: int, columns: int, row: float, gap: float) -> tuple[Figure, lis
     figure = Figure(figsize=(WIDTH, height))
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     figure.subplots_adjust(
-        left=left / WIDTH, right=1 - right / WIDTH, bottom=bottom / height, top=1 - gap / height,
-        wspace=0.08, hspace=gap / row,
+        left=left / WIDTH,
+        right=1 - right / WIDTH,
+        bottom=bottom / height,
+        top=1 - gap / height,
+        wspace=0.08,
+        hspace=gap / row,
     )
     for panel in grid.flat:
         _bare(panel)
