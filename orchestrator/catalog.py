@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.contract import Network, Train, Trainer
+from protocols.contract import Dataset, Network, Train, Trainer
 from protocols.errors import UserError
 from protocols.imports import code_version, is_import_path, load_object
 from protocols.load import load_named
@@ -81,6 +81,16 @@ def check_data(spec: DatasetSpec, data_root: Path | None) -> None:
         UserError: they are missing, truncated or others.
     """
     _datasets().check(dataset(spec.name), spec, data_root)
+
+
+def prepare(spec: DatasetSpec, data_root: Path | None) -> Dataset:
+    """A dataset's memory-mapped arrays, made once a machine.
+
+    Raises:
+        UserError: the files are missing, truncated or others.
+    """
+    data: Dataset = _datasets().prepare(dataset(spec.name), spec, data_root)
+    return data
 
 
 def train(name: str) -> Train:

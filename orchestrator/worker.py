@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
 import json
 import os
 import queue
@@ -266,12 +265,19 @@ def _serve(
             "kind": "failed",
             "id": run.id,
             "outcome": records.error_outcome(error),
-            "message": f"{type(error).__name__}: {error}".splitlines()[0],
+            "message": _message(error),
             "traceback": traceback.format_exc(),
         }
     if row is None:
         return {"kind": "done", "id": run.id, "seconds": None}
     return {"kind": "done", "id": run.id, "seconds": row["seconds"]}
+
+
+def _message(error: Exception) -> str:
+    """What was raised, and where, in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{first} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def _check_unchanged(run: Run, data: Dataset) -> None:
@@ -289,10 +295,7 @@ def _check_unchanged(run: Run, data: Dataset) -> None:
 @functools.lru_cache(maxsize=2)
 def _data(spec: DatasetSpec, settings: Settings) -> Dataset:
     """A dataset's memory-mapped arrays: one object a dataset, so that trainers can keep what they place on a device."""
-    datasets = importlib.import_module("trainers.datasets")
-    root = None if settings.data_root is None else Path(settings.data_root)
-    data: Dataset = datasets.prepare(catalog.dataset(spec.name), spec, root)
-    return data
+    return catalog.prepare(spec, None if settings.data_root is None else Path(settings.data_root))
 
 
 def _receive(connection: Connection, inbox: queue.SimpleQueue[dict[str, Any]]) -> None:

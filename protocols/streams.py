@@ -29,7 +29,8 @@ _FIELD = np.uint64(2**24 - 1)
 def seed_key(run: Run, source: str) -> tuple[int, ...]:
     """The spawn key of a source's seed in this run."""
     number = SOURCES[source].number
-    if source not in run.varies:
+    # The replicates of onebit share one permutation and take different entries of it.
+    if source not in run.varies or source == "onebit":
         return (number, 0)
     if len(run.varies) == 1:
         return (number, run.replicate + 1)
@@ -112,8 +113,7 @@ def flip_one_bit(run: Run, tensor: Floats) -> tuple[Floats, dict[str, float | in
     elements = np.flatnonzero(tensor)
     if run.replicate >= 2 * len(elements):
         raise ValueError(f"replicate {run.replicate} of onebit, but the tensor admits {2 * len(elements)} changes")
-    sequence = np.random.SeedSequence(run.base_seed, spawn_key=(SOURCES["onebit"].number, 0))
-    entry = int(np.random.Generator(np.random.Philox(sequence)).permutation(2 * len(elements))[run.replicate])
+    entry = int(generator(run, "onebit").permutation(2 * len(elements))[run.replicate])
     index, up = int(elements[entry // 2]), bool(entry % 2)
     changed = tensor.copy()
     before = changed.flat[index]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -96,3 +98,32 @@ def test_an_architecture_that_does_not_fit_is_one_clear_error() -> None:
         trace(no_head, CIFAR, 10, Recipe())
     with pytest.raises(UserError, match=r"'a.weight' twice"):
         trace(twice, CIFAR, 10, Recipe())
+
+
+MISFITS = {
+    "dropout rate": (lambda net, x: net.dropout(net.flatten(x), "d", 1.5), "dropout 'd': the rate must be at least 0"),
+    "stride 0": (lambda net, x: net.conv(x, "c", 4, 3, stride=0), "conv 'c': stride must be a whole number"),
+    "no channels": (lambda net, x: net.conv(x, "c", 0, 3), "conv 'c': out must be a whole number"),
+    "features not whole": (lambda net, x: net.linear(net.flatten(x), "l", 8.0), "linear 'l': out must be a whole"),
+    "backwards": (lambda net, x: net.subsample(x, -1), "subsample: stride must be"),
+    "fewer channels": (lambda net, x: net.pad_channels(x, 2), "pad_channels: there are 3 channels already"),
+    "vector to conv": (lambda net, x: net.conv(net.flatten(x), "c", 4, 3), "conv 'c' takes images, not vectors"),
+    "vector to norm": (lambda net, x: net.batch_norm(net.flatten(x), "b"), "batch_norm 'b' takes images"),
+    "vector to pool": (lambda net, x: net.global_average_pool(net.flatten(x)), "global_average_pool takes images"),
+    "image to linear": (lambda net, x: net.linear(x, "l", 4), "linear 'l' takes vectors, not images"),
+    "no such operation": (lambda net, x: net.max_pool(x), r"AttributeError at test_architectures.py:\d+"),
+    "its own mistake": (lambda net, x: [][0], r"IndexError at test_architectures.py:\d+"),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_mistake_in_a_network_is_one_clear_error(misfit: str) -> None:
+    network, words = MISFITS[misfit]
+
+    def architecture(net: Any, x: Any, classes: int) -> Any:
+        y = network(net, x)
+        return net.linear(net.flatten(y) if len(y) == 3 else y, "head", classes)
+
+    with pytest.raises(UserError, match=words) as raised:
+        trace(architecture, CIFAR, 10, Recipe())
+    assert "\n" not in str(raised.value)

@@ -277,3 +277,34 @@ def test_the_program_itself_exits_with_2(place: Path, arguments: list[str], word
     assert line.startswith("error: ")
     assert words in line
     assert done.stdout == ""
+
+
+def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = f'cd "{gone}" && rmdir "{gone}" && exec "{sys.executable}" "{ROOT / "sweep.py"}" plan {TINY}'
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the working directory has been deleted; change to one that exists\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RAY_TMPDIR": "long"}, "Ray cannot start on this machine"),
+        ({"RAY_ADDRESS": "127.0.0.1:1"}, "no Ray cluster answers at '127.0.0.1:1'"),
+    ],
+)
+def test_a_ray_that_cannot_be_had_is_one_line(tmp_path: Path, variables: dict[str, str], words: str) -> None:
+    if "RAY_TMPDIR" in variables:
+        variables = {"RAY_TMPDIR": str(tmp_path / ("x" * 110))}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "sweep.py"), "run", TINY, "--store", str(tmp_path / "store")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), **variables},
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {words}")

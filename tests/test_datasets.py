@@ -204,10 +204,13 @@ def test_a_damaged_cache_is_prepared_again(files, tmp_path):
     definition, roots = counting(tiny(files))
     expected = np.array(prepare(definition, ALL, root).train_images)
     victim = Path(prepare(definition, ALL, root).train_images.filename)
-    for damage in (b"", victim.read_bytes()[:-1]):
+    whole = victim.read_bytes()
+    for damage in (b"", whole[:-1], whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:]):
         victim.write_bytes(damage)
         assert np.array_equal(prepare(definition, ALL, root).train_images, expected)
-    assert len(roots) == 3
+    (victim.parent / "checksums.json").write_text("{}")
+    assert np.array_equal(prepare(definition, ALL, root).train_images, expected)
+    assert len(roots) == 5
 
 
 def test_an_unwritable_cache_is_one_line(files, tmp_path):

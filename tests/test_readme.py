@@ -41,13 +41,14 @@ def test_commands_in_the_table_are_understood(tmp_path: Path, monkeypatch: pytes
         assert result.exit_code == 0 or command[0] == "report", (command, result.output)
 
 
-def test_a_study_and_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_a_network_and_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("study.py", "nets.py"):
+    for name in ("study.py", "nets.py", "blobs.py"):
         (tmp_path / name).write_text(snippet(name))
     assert len(load_protocol("./study.py:rates").cells) == 4
     assert main(["plan", "./study.py:rates"]) == 0
     assert main(["plan", "quickstart", "--set", "architecture=./nets.py:tiny"]) == 0
+    assert main(["plan", "quickstart", "--set", "dataset=./blobs.py:blobs"]) == 0
 
 
 def test_the_notebook_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

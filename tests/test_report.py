@@ -87,7 +87,7 @@ def test_the_terminal_table_fits_and_loses_nothing(sweep: Sweep, width: int) -> 
 
 
 def test_the_terminal_table_of_an_empty_store(tmp_path: Path) -> None:
-    assert "No records in" in printed(load(tmp_path / "nowhere"))
+    assert "No records in" in printed(load(open_store(tmp_path / "nowhere")))
     assert "no replicate yet" in printed(load(tmp_path / "nowhere", planned=PLANNED))
 
 
@@ -243,7 +243,7 @@ def test_pages_of_unfinished_studies(tmp_path: Path) -> None:
     assert "sweep.py run" in (tmp_path / "page.html").read_text()
     write_html(load(tmp_path / "nowhere", planned=planned), tmp_path / "page.html")
     assert "No replicate is finished yet" in (tmp_path / "page.html").read_text()
-    write_html(load(tmp_path / "nowhere"), tmp_path / "page.html")
+    write_html(load(open_store(tmp_path / "nowhere")), tmp_path / "page.html")
 
 
 def test_text_from_records_is_escaped(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_only_planned_runs_enter_and_the_others_are_missing(store: Store) -> Non
     assert set(everything["trainer"]) == {"torch", "tensorflow"} and everything["missing"].sum() == 0
 
 
-def test_an_empty_store_has_empty_tables(tmp_path: Path) -> None:
-    sweep = load(tmp_path / "nowhere")
+def test_an_empty_store_has_empty_tables(tmp_path: Path, store: Store) -> None:
+    sweep = load(store)
     assert list(sweep.table().columns) == list(TABLE) and len(sweep.table()) == 0
     assert len(sweep.controls()) == 0 and len(sweep.pairwise("correlation")) == 0
     planned = load(tmp_path / "nowhere", planned=factory.plan(replicates=2)).table()
@@ -242,6 +242,34 @@ def test_a_failing_control_on_one_machine_is_not_excused_by_another(store: Store
     rows = [{"fingerprint": "one", "final_digest": SAME}] * 2 + [{"fingerprint": "two", "final_digest": SAME}]
     verdict = control(store, *rows, {"fingerprint": "two", "final_digest": OTHER})
     assert verdict["verdict"] == "not held" and "on the same kind of machine" in verdict["reason"]
+
+
+def test_a_control_that_diverged_everywhere_alike_was_held(store: Store) -> None:
+    planned = factory.plan(sources=("none",), replicates=2)
+    for number, fake in enumerate(planned):
+        store.commit(factory.diverged(fake) | {"process": f"h:{number}:1", "final_digest": SAME})
+    assert load(store).controls().iloc[0]["verdict"] == "held"
+
+
+def test_kernels_that_vary_need_no_control_of_their_own(store: Store) -> None:
+    factory.fill(store, factory.plan(sources=("none",), replicates=2))
+    for number, fake in enumerate(factory.plan(sources=("library",), library="kernel", replicates=4)):
+        factory.fill(store, [fake], fingerprint=f"kernel {number}")
+    sweep = load(store)
+    assert "fingerprint" not in sweep.controls().iloc[0]["reason"]
+    assert "fingerprint" not in row(sweep.table(), "library")["notes"]
+
+
+def test_intervals_stay_within_the_possible(store: Store) -> None:
+    for number, fake in enumerate(factory.plan(sources=("init",), replicates=2)):
+        factory.fill(store, [fake], accuracy=(0.02, 0.99)[number])
+    init = row(load(store).table(), "init")
+    assert init[["accuracy_mean_low", "accuracy_mean_high"]].tolist() == [0, 100]
+
+
+def test_a_store_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no store at .*nope"):
+        load(tmp_path / "nope")
 
 
 def test_mixed_fingerprints_are_said(store: Store) -> None:

@@ -9,7 +9,9 @@ and digests need.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from protocols.contract import Network, Parameter
@@ -84,7 +86,8 @@ class Tracer:
         return x[0]
 
     def conv(self, x: tuple[int, ...], name: str, out: int, kernel: int, *, stride: int = 1) -> tuple[int, ...]:
-        channels, height, width = x
+        channels, height, width = _image(x, f"conv {name!r}")
+        _positive(f"conv {name!r}", out=out, kernel=kernel, stride=stride)
         std = math.sqrt(2 / (out * kernel * kernel))
         self._add(name=f"{name}.weight", shape=(out, channels, kernel, kernel), law="normal", scale=std)
         reach = 2 * (kernel // 2) - kernel
@@ -93,6 +96,7 @@ class Tracer:
     def batch_norm(
         self, x: tuple[int, ...], name: str, *, last_in_block: bool = False, full_rate: bool = False
     ) -> tuple[int, ...]:
+        _image(x, f"batch_norm {name!r}")
         gamma = 0.0 if last_in_block and self._zero_gamma else 1.0
         for part, value, slow, trainable in (
             ("weight", gamma, not full_rate, True),
@@ -107,12 +111,17 @@ class Tracer:
         return x
 
     def dropout(self, x: tuple[int, ...], name: str, rate: float) -> tuple[int, ...]:
+        if not 0 <= rate < 1:
+            raise UserError(f"dropout {name!r}: the rate must be at least 0 and below 1, not {rate}")
         if name in self.dropouts:
             raise UserError(f"the architecture uses the layer name {name!r} twice")
         self.dropouts[name] = (x, rate)
         return x
 
     def linear(self, x: tuple[int, ...], name: str, out: int) -> tuple[int, ...]:
+        if len(x) != 1:
+            raise UserError(f"linear {name!r} takes vectors, not images of shape {x}: flatten or pool them first")
+        _positive(f"linear {name!r}", out=out)
         (features,) = x
         bound = 1 / math.sqrt(features)
         self._add(name=f"{name}.weight", shape=(out, features), law="uniform", scale=bound)
@@ -120,16 +129,20 @@ class Tracer:
         return (out,)
 
     def global_average_pool(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        return x[:1]
+        return _image(x, "global_average_pool")[:1]
 
     def flatten(self, x: tuple[int, ...]) -> tuple[int, ...]:
-        return (math.prod(x),)
+        return (math.prod(_image(x, "flatten")),)
 
     def subsample(self, x: tuple[int, ...], stride: int) -> tuple[int, ...]:
-        channels, height, width = x
+        channels, height, width = _image(x, "subsample")
+        _positive("subsample", stride=stride)
         return channels, -(-height // stride), -(-width // stride)
 
     def pad_channels(self, x: tuple[int, ...], channels: int) -> tuple[int, ...]:
+        _positive("pad_channels", channels=channels)
+        if channels < _image(x, "pad_channels")[0]:
+            raise UserError(f"pad_channels: there are {x[0]} channels already, more than {channels}")
         return channels, *x[1:]
 
     def add(self, x: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, ...]:
@@ -142,6 +155,19 @@ class Tracer:
         if parameter.name in self.parameters:
             raise UserError(f"the architecture uses the parameter name {parameter.name!r} twice")
         self.parameters[parameter.name] = parameter
+
+
+def _image(x: tuple[int, ...], where: str) -> tuple[int, int, int]:
+    if len(x) != 3:
+        raise UserError(f"{where} takes images, not vectors of {x[0]}")
+    channels, height, width = x
+    return channels, height, width
+
+
+def _positive(where: str, **values: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"{where}: {name} must be a whole number, at least 1, not {value!r}")
 
 
 def trace(architecture: Architecture, image_shape: tuple[int, int, int], classes: int, recipe: Recipe) -> Network:
@@ -161,8 +187,13 @@ def trace(architecture: Architecture, image_shape: tuple[int, int, int], classes
     tracer = Tracer(recipe)
     try:
         logits = architecture(tracer, (channels, height, width), classes)
-    except (ValueError, TypeError) as error:
+    except UserError as error:
         raise UserError(f"the architecture does not fit images of {height}x{width}x{channels}: {error}") from error
+    except Exception as error:
+        # It is the user's code, so whatever it raises is his to know: what, and where.
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}:{frame.lineno}"
+        raise UserError(f"the architecture raises {type(error).__name__} at {place}: {error}") from error
     if logits != (classes,):
         raise UserError(f"the architecture ends in shape {logits}, not in {classes} logits")
     parameters = tuple(tracer.parameters.values())

@@ -44,8 +44,8 @@ class Estimate:
         return Estimate(value=self.value * factor, low=self.low * factor, high=self.high * factor, reason=self.reason)
 
 
-def mean(values: Floats, level: float = LEVEL) -> Estimate:
-    """The mean of (models,) values with Student's t interval."""
+def mean(values: Floats, level: float = LEVEL, bounds: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
+    """The mean of (models,) values, which lie within ``bounds``, with Student's t interval, cut off there."""
     n = len(values)
     if n == 0:
         return Estimate(value=math.nan, reason=NONE)
@@ -56,7 +56,7 @@ def mean(values: Floats, level: float = LEVEL) -> Estimate:
     if spread == 0:
         return Estimate(value=value, reason=f"all {n} values are equal")
     half = _quantile(level, n - 1) * spread / math.sqrt(n)
-    return Estimate(value=value, low=value - half, high=value + half)
+    return Estimate(value=value, low=max(value - half, bounds[0]), high=min(value + half, bounds[1]))
 
 
 def spread(values: Floats, level: float = LEVEL) -> Estimate:

@@ -21,7 +21,7 @@ from orchestrator.analysis.notes import notes
 from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.runs import Planned, read_runs, source_order, source_title
 from orchestrator.store import Store, open_store
-from protocols.errors import unknown
+from protocols.errors import UserError, unknown
 from protocols.protocol import Protocol
 from protocols.sources import CONTROL
 
@@ -84,6 +84,9 @@ def load(
     Raises:
         UserError: there is no store of a known version at that place.
     """
+    # With a plan, a store that is still to come is one in which everything is missing.
+    if planned is None and isinstance(store, str | os.PathLike) and not os.path.exists(store):
+        raise UserError(f"there is no store at {os.fspath(store)}")
     opened = open_store(os.fspath(store)) if isinstance(store, str | os.PathLike) else store
     return Sweep(opened, read_runs(opened, planned), protocol)
 
@@ -126,10 +129,11 @@ class Sweep:
     @cached_property
     def verdicts(self) -> dict[str, Verdict]:
         """The control's verdict on every group."""
-        ok = self.runs[self.runs["outcome"] == "ok"]
+        # Diverged runs, too: what is held is held bit for bit, also on the way to infinity.
+        finished = self.runs[self.runs["outcome"].isin(["ok", "diverged"])]
         verdicts = {}
         for group in self.groups["group"]:
-            records = ok[ok["group"] == group]
+            records = finished[finished["group"] == group]
             control = records["source"] == CONTROL
             verdicts[group] = judge(records[control], records[~control])
         return verdicts

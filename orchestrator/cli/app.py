@@ -86,12 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 (not everything is as it should be), 2 (a mistake, named in one line) or 130 (Ctrl-C).
     """
-    # Protocols, architectures and trainers of the user's own are imported from where he works.
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            # Protocols, architectures and trainers of the user's own are imported from where he works.
+            if (here := _working_directory()) not in sys.path:
+                sys.path.append(here)
             code = app.main(args=None if arguments is None else list(arguments), standalone_mode=False)
             return code if isinstance(code, int) else 0
         except UserError as error:
@@ -104,6 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if error.errno not in _REFUSALS:
                 raise
             return _mistake(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working directory has been deleted; change to one that exists") from None
 
 
 def _mistake(message: str) -> int:

@@ -61,7 +61,7 @@ def cluster(address: str | None, max_concurrent: int | None) -> Iterator[None]:
         max_concurrent: CPUs to give a cluster that is started here; None: as many as the machine has.
 
     Raises:
-        UserError: there is no cluster at that address.
+        UserError: there is no cluster at that address, or none can be started here.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     connected = ray.is_initialized()
@@ -69,14 +69,7 @@ def cluster(address: str | None, max_concurrent: int | None) -> Iterator[None]:
     variables = {**DRIVER_VARIABLES, **(LOCAL_VARIABLES if local else {}), **(_token() if local else {})}
     with _environment(variables), _quiet():
         if local:
-            ray.init(
-                address="local",
-                num_cpus=max_concurrent,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.CRITICAL,
-            )
+            _start(max_concurrent)
         elif not connected:
             assert address is not None
             _connect(address)
@@ -87,6 +80,20 @@ def cluster(address: str | None, max_concurrent: int | None) -> Iterator[None]:
         finally:
             if not connected:
                 ray.shutdown()
+
+
+def _start(cpus: int | None) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"Ray cannot start on this machine: {str(error).splitlines()[0]}") from error
 
 
 def _connect(address: str) -> None:

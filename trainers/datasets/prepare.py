@@ -2,10 +2,14 @@
 
 The files of one dataset (in one choice of sizes) are a folder that is written aside and renamed when complete, under a
 lock that the operating system drops when its holder dies. So a folder that exists is whole, whoever was killed when.
+Since a run's result is a function of its data, every process holds the files against their checksums before it uses
+them.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -24,6 +28,7 @@ from trainers.datasets.definition import Arrays, Definition
 from trainers.datasets.subset import fingerprint, sizes, stratified
 
 PARTS = ("train_images", "train_labels", "test_images", "test_labels", "train_samples")
+CHECKSUMS = "checksums.json"
 
 
 def default_cache() -> Path:
@@ -44,8 +49,8 @@ def prepare(
 ) -> Dataset:
     """The examples that ``spec`` means, memory-mapped and read-only.
 
-    The first call on a node reads and checks the dataset's own files; others wait for it. Every later call only maps
-    what is in the cache, which is found by the fingerprint of the content.
+    The first call on a node reads and checks the dataset's own files; others wait for it. Every later call only checks
+    and maps what is in the cache, which is found by the fingerprint of the content.
 
     Args:
         definition: the dataset.
@@ -122,11 +127,19 @@ def _select(definition: Definition, spec: DatasetSpec, arrays: Arrays) -> dict[s
 
 
 def _load(folder: Path) -> dict[str, Any] | None:
-    """The arrays of a prepared folder; None if there is none, or if a file of it was damaged since."""
+    """The arrays of a prepared folder; None if there is none, or if a file of it was changed since."""
     try:
+        checksums = json.loads((folder / CHECKSUMS).read_text())
+        if any(_checksum(folder / f"{part}.npy") != checksums[part] for part in PARTS):
+            return None
         return {part: np.load(folder / f"{part}.npy", mmap_mode="r", allow_pickle=False) for part in PARTS}
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError, KeyError, TypeError):
         return None
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _write(folder: Path, parts: dict[str, NDArray[Any]]) -> None:
@@ -139,6 +152,8 @@ def _write(folder: Path, parts: dict[str, NDArray[Any]]) -> None:
                 np.save(file, array, allow_pickle=False)
                 file.flush()
                 os.fsync(file.fileno())
+        checksums = {part: _checksum(aside / f"{part}.npy") for part in parts}
+        (aside / CHECKSUMS).write_text(json.dumps(checksums))
         shutil.rmtree(folder, ignore_errors=True)  # only ever there if damaged
         aside.rename(folder)
     except OSError as error:

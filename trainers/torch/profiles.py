@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from protocols.sources import HELD
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
@@ -45,7 +43,7 @@ def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OMP_WAIT_POLICY": "PASSIVE"}
     if kernel.isa == "avx2":
         variables |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
-    if profile == HELD:
+    if profile != "native":
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     if not gpus:
         variables["CUDA_VISIBLE_DEVICES"] = ""
