@@ -59,7 +59,10 @@ def corrupt_lines(corrupt: Mapping[str, str]) -> int:
         The exit code that follows: 2 where there are any.
     """
     for name, reason in sorted(corrupt.items()):
-        click.echo(f"error: corrupt record {name}: {' '.join(reason.split())}; its run counts as missing", err=True)
+        reason = " ".join(reason.split()).rstrip(".")
+        # A record's name is its run's id; any other file got there by mistake.
+        remedy = "its run counts as missing: run trains it again" if len(name) == 64 else "move it out of records/"
+        click.echo(f"error: corrupt record {name}: {reason}; {remedy}", err=True)
     return 2 if corrupt else 0
 
 
