@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 
 # Read when the frameworks and their libraries start.
 os.environ.update(
@@ -13,6 +15,8 @@ os.environ.update(
     CUDA_VISIBLE_DEVICES="",
     CUBLAS_WORKSPACE_CONFIG=":4096:8",
 )
+# Every Ray that a test starts keeps its files here; a short path, since its sockets want one.
+os.environ["RAY_TMPDIR"] = RAY_FOLDER = tempfile.mkdtemp(prefix="ng")
 for name in ("NOISEGRID_PROTOCOL", "NOISEGRID_STORE", "NOISEGRID_GPUS_PER_RUN", "RAY_ADDRESS"):
     os.environ.pop(name, None)
 
@@ -22,6 +26,11 @@ import pytest  # noqa: E402
 
 from protocols.contract import Dataset  # noqa: E402
 from protocols.protocol import DatasetSpec  # noqa: E402
+
+
+def pytest_unconfigure() -> None:
+    """Leave nothing of Ray's behind."""
+    shutil.rmtree(RAY_FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
