@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 
 def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA device."""
+    """Whether this machine has an NVIDIA device that CUDA_VISIBLE_DEVICES does not hide."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").partition(",")[0].strip() in ("", "-1"):
+        return False
     return Path("/dev/nvidia0").exists() or any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 

@@ -17,6 +17,7 @@ from protocols import streams
 from protocols.contract import Network, Trainer
 from protocols.errors import UserError
 from protocols.protocol import Cell
+from protocols.recipe import Recipe
 from protocols.run import Run
 from protocols.sources import CONTROL, HELD, resolve_sources, source_label
 
@@ -166,13 +167,14 @@ class _Resolver:
             flip=definition.flip if cell.recipe.flip is None else cell.recipe.flip,
         )
         network = self._network(dataclasses.replace(cell, source=CONTROL, recipe=recipe), trainer, definition)
-        unused = {"dropout": not network.dropout, "augment": not recipe.augments}
+        drops = any(rate > 0 for _, rate in network.dropout.values())
+        unused = {"dropout": not drops, "augment": not recipe.augments}
         honoured = {source for source in trainer.sources if not unused.get(source)}
         where = f"{cell.architecture} on {cell.dataset} with trainer {cell.trainer}"
         varies = resolve_sources(cell.source, honoured, where)
         template = Run(
             varies=varies,
-            library=self._library(trainer) if "library" in varies else HELD,
+            library=self._library(trainer, recipe) if "library" in varies else HELD,
             architecture=cell.architecture,
             dataset=cell.dataset,
             dataset_fingerprint=fingerprint,
@@ -209,7 +211,7 @@ class _Resolver:
             self._code[paths] = catalog.code(*paths)
         return self._code[paths]
 
-    def _library(self, trainer: Trainer) -> str:
+    def _library(self, trainer: Trainer, recipe: Recipe) -> str:
         kind = self._protocol.library
         if kind not in trainer.library_kinds:
             raise UserError(
@@ -221,6 +223,13 @@ class _Resolver:
                 "library=native varies nondeterministic GPU kernels, but runs are given no GPU, where its SD is "
                 "exactly 0; give runs a GPU (--gpus-per-run 1) or choose another kind (--set library=order)"
             )
+        if kind == "kernel" and self._gpus:
+            raise UserError(
+                "library=kernel varies CPU kernels, but runs are given a GPU, where its SD is exactly 0; "
+                "give runs none (--gpus-per-run 0) or choose another kind (--set library=native)"
+            )
+        if kind == "order" and recipe.batch_size == 1:
+            raise UserError("library=order permutes the samples of a batch, but recipe.batch_size is 1")
         return kind
 
     def _check_replicates(self, template: Run, replicates: int, trainer: Trainer, network: Network, where: str) -> None:

@@ -112,6 +112,8 @@ class Supervisor:
                 yield Event(kind="done", id=run.id, seconds=end["seconds"])
                 return
             self._end()
+            if self._store.has(run.id):  # It died after the commit, before it could say so.
+                break
             if end["kind"] == "interrupted":  # Someone asked the process to go, which is no failure of the run's.
                 continue
             number = child.attempt or self._store.begin(run.id)

@@ -99,11 +99,16 @@ class RunContext:
         self._listener({"kind": "epoch", "id": self._id, "epoch": epoch.epoch})
         if self._spool is None or self._attempt is None:
             return
-        self._rows.append(epoch)
+        # An ignored checkpoint's rows come once more.
+        self._rows = [row for row in self._rows if row.epoch < epoch.epoch] + [epoch]
         self._spool.append(epoch)
         if time.monotonic() - self._published >= self._settings.publish_every:
             self._store.publish(self._id, self._attempt, self._rows)
             self._published = time.monotonic()
+
+    def fingerprint(self, part: Mapping[str, Any]) -> str:
+        """Names what this process's bits depend on beside the specification; ``part`` is the framework's."""
+        return provenance.fingerprint(provenance.provenance(dict(part)))
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint of this run, or None."""
@@ -168,49 +173,52 @@ def execute(
     train = catalog.train(run.trainer)  # Imports the framework, which is not the run's time.
     number = store.begin(run.id)
     listener({"kind": "started", "id": run.id, "attempt": number, "images": len(data.train_labels)})
-    reference = None
-    if "onebit" in run.varies:
-        reference = _reference(run.without("onebit"), store, data, settings, listener, stop)
     started = records.now()
     with RunContext(run.id, store, settings, listener, number, stop) as context:
         outcome = train(run, data, context)
-        attempt = records.Attempt(
-            number=number, started=started, finished=records.now(), host=socket.gethostname(), process=process()
-        )
+        finished = records.now()
         network = catalog.trainer(run.trainer).network(
             catalog.architecture(run.architecture), data.image_shape, data.classes, run.recipe
         )
-        comparison = None if reference is None else records.compare(outcome, reference, network)
         origin = provenance.provenance(outcome.provenance)
+        mark = provenance.fingerprint(origin)
+        comparison = None
+        if "onebit" in run.varies:
+            reference = _reference(run.without("onebit"), mark, store, data, settings, listener, stop)
+            comparison = records.compare(outcome, reference, network)
+        attempt = records.Attempt(
+            number=number, started=started, finished=finished, host=socket.gethostname(), process=process()
+        )
         row = records.record(run, source, outcome, data, network, attempt, origin, comparison)
         if not run.varies and run.replicate == 0:
             # What the group's onebit runs are held against: one set of weights a group.
-            _keep(run, outcome, store)
+            _keep(run, outcome, mark, store)
         store.put_labels(row["labels_fingerprint"], data.test_labels)
         store.commit(row)
     return row
 
 
 def _reference(
-    run: Run, store: Store, data: Dataset, settings: Settings, listener: Listener, stop: Callable[[], bool]
+    run: Run, mark: str, store: Store, data: Dataset, settings: Settings, listener: Listener, stop: Callable[[], bool]
 ) -> Reference:
-    """How a run ended: what the store kept of it, else it is trained here, without a record.
+    """How a run ended under the fingerprint ``mark``: what the store kept of it, else it is trained here, unrecorded.
 
     A run is a pure function of its specification, so it does not matter who trains it; while another process is at it,
     waiting for that one would take as long.
     """
     kept = store.load_reference(run.id)
-    if kept is not None:
+    if kept is not None and kept.fingerprint == mark:
         return kept
-    _keep(run, catalog.train(run.trainer)(run, data, RunContext(run.id, store, settings, listener, None, stop)), store)
+    outcome = catalog.train(run.trainer)(run, data, RunContext(run.id, store, settings, listener, None, stop))
+    _keep(run, outcome, mark, store)
     store.delete_checkpoint(run.id)
     kept = store.load_reference(run.id)
     assert kept is not None
     return kept
 
 
-def _keep(run: Run, outcome: Outcome, store: Store) -> None:
-    store.save_reference(run.id, outcome.weights, outcome.losses, records.predictions(outcome.logits))
+def _keep(run: Run, outcome: Outcome, mark: str, store: Store) -> None:
+    store.save_reference(run.id, outcome.weights, outcome.losses, records.predictions(outcome.logits), mark)
 
 
 @functools.cache

@@ -135,6 +135,8 @@ class Checkpoint:
     history: tuple[Epoch, ...]
     first_step_digest: str
     initial_digest: str
+    fingerprint: str = ""
+    """Of the machine and libraries it was made with: bits go on from it under the same one only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +176,13 @@ class Context(Protocol):
 
     def report(self, epoch: Epoch) -> None:
         """Publish the row of a finished epoch."""
+
+    def fingerprint(self, provenance: Mapping[str, Any]) -> str:
+        """Names what this process's bits depend on beside the specification.
+
+        Args:
+            provenance: the framework's part, as in :attr:`Outcome.provenance`.
+        """
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint of this run, or None."""

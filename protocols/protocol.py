@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -96,8 +97,8 @@ class Protocol:
         for measure in self.measures:
             if measure not in MEASURES:
                 raise unknown("measure", measure, MEASURES)
-        if not self.margin > 1:
-            raise UserError(f"margin must be above 1, not {self.margin}")
+        if not (self.margin > 1 and math.isfinite(self.margin)):
+            raise UserError(f"margin must be a finite number above 1, not {self.margin}")
 
     @property
     def controls(self) -> int:

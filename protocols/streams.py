@@ -6,7 +6,8 @@ frameworks draw the same values.
 
 Each source has its own seed ``SeedSequence(base_seed, spawn_key=(n, r))`` with n the source's number, r = 0 where it is
 held and replicate + 1 where it varies. A cell that varies several sources appends the set of their numbers as a
-bit mask, so that no two cells share a varied seed.
+bit mask, so that no two cells of a group share a varied seed. onebit does not count here, since a run with a changed
+bit is held against the same run without it.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ def seed_key(run: Run, source: str) -> tuple[int, ...]:
     # The replicates of onebit share one permutation and take different entries of it.
     if source not in run.varies or source == "onebit":
         return (number, 0)
-    if len(run.varies) == 1:
+    # Not counting onebit: a run must share every seed with the same run without the changed bit.
+    varied = [name for name in run.varies if name != "onebit"]
+    if len(varied) == 1:
         return (number, run.replicate + 1)
-    return (number, run.replicate + 1, sum(1 << SOURCES[name].number for name in run.varies))
+    return (number, run.replicate + 1, sum(1 << SOURCES[name].number for name in varied))
 
 
 def generator(run: Run, source: str, *purpose: int | str) -> np.random.Generator:

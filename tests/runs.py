@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from protocols.contract import Checkpoint, Epoch
@@ -49,12 +51,16 @@ class MemoryContext:
         self, *, checkpoint: Checkpoint | None = None, every_epoch: bool = False, stop_after: int | None = None
     ) -> None:
         self.checkpoint = checkpoint
+        self.machine = "this machine"
         self.epochs: list[Epoch] = []
         self._every_epoch = every_epoch
         self._stop_after = stop_after
 
     def report(self, epoch: Epoch) -> None:
         self.epochs.append(epoch)
+
+    def fingerprint(self, provenance: Mapping[str, Any]) -> str:
+        return self.machine + json.dumps(provenance, sort_keys=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
         return self.checkpoint

@@ -516,7 +516,7 @@ class StoreContract:
         weights, losses = checkpoint().tensors, checkpoint().losses
         predictions = np.arange(50, dtype=np.int32)
         assert store.load_reference(row["id"]) is None
-        store.save_reference(row["id"], weights, losses, predictions)
+        store.save_reference(row["id"], weights, losses, predictions, "this machine")
         loaded = store.load_reference(row["id"])
         assert loaded is not None
         assert same_bits(loaded.losses, losses)

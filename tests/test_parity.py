@@ -156,7 +156,7 @@ def test_mistakes_in_batch_norm_and_padding_are_caught_in_float32(
 
 def test_fused_variance_is_unbiased(digits: Dataset) -> None:
     """The float32 kernel's running variance against NumPy's, with Bessel's correction and without."""
-    tensorflow_train.hold("held", 1)
+    tensorflow_train.hold("held", 1, "cpu")
     x = np.random.default_rng(0).normal(size=(3, 2, 2, 1)).astype(np.float32)
     one, zero = tf.ones((1,)), tf.zeros((1,))
     _, _, variance = operations._batch_normalise(tf.constant(x), one, zero)

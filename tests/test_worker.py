@@ -141,7 +141,8 @@ def test_a_missing_reference_is_trained_once_and_leaves_no_record(
 ) -> None:
     control = runs["none"][0]
     rows = [execute(run, "onebit", store, data, settings) for run in runs["onebit"]]
-    assert trained == [control.id, *(run.id for run in runs["onebit"])]
+    first, *others = (run.id for run in runs["onebit"])
+    assert trained == [first, control.id, *others]
     assert store.finished() == {run.id for run in runs["onebit"]}
     assert store.load_checkpoint(control.id) is None and control.id not in store.live()["id"].to_pylist()
 
@@ -150,12 +151,24 @@ def test_a_missing_reference_is_trained_once_and_leaves_no_record(
     assert execute(runs["onebit"][0], "onebit", other, data, settings)["weights_changed"] == rows[0]["weights_changed"]
 
 
+def test_a_reference_from_another_kind_of_machine_is_trained_again(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], trained: list[str]
+) -> None:
+    control, run = runs["none"][0], runs["onebit"][0]
+    execute(control, "none", store, data, settings)
+    kept = store.load_reference(control.id)
+    store.save_reference(control.id, kept.weights, kept.losses + 1, kept.predictions, "another")
+    row = execute(run, "onebit", store, data, settings)
+    assert trained == [control.id, run.id, control.id]
+    assert store.load_reference(control.id).fingerprint == row["fingerprint"] == kept.fingerprint
+
+
 def test_one_bit_among_other_sources_is_held_against_those(
     store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], trained: list[str]
 ) -> None:
     run = runs["init+onebit"][1]
     execute(run, "init+onebit", store, data, settings)
-    assert trained == [run.without("onebit").id, run.id]
+    assert trained == [run.id, run.without("onebit").id]
     assert run.without("onebit").varies == ("init",) and run.without("onebit").replicate == 1
 
 

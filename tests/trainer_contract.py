@@ -109,6 +109,16 @@ class TrainerContract:
         assert resumed["first_step_digest"] == whole.first_step_digest
         assert resumed["epochs"] == [1, 2, 3, 4]
 
+    def test_a_checkpoint_from_another_kind_of_machine_is_not_gone_on_from(self, few_digits: Dataset) -> None:
+        context = MemoryContext(stop_after=1)
+        with pytest.raises(Interrupted):
+            self.train(self.run(), few_digits, context)
+        elsewhere = MemoryContext(checkpoint=context.checkpoint)
+        elsewhere.machine = "another machine"
+        outcome = self.train(self.run(), few_digits, elsewhere)
+        assert outcome.resumed_epochs == 0 and [row.epoch for row in outcome.history] == [1, 2, 3]
+        assert digest(outcome.weights) == digest(self.train(self.run(), few_digits).weights)
+
     def test_checkpoints_change_nothing(self, few_digits: Dataset) -> None:
         plain = self.train(self.run(), few_digits)
         watched = self.train(self.run(), few_digits, context := MemoryContext(every_epoch=True))

@@ -55,7 +55,10 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
         Interrupted: the context asked to stop; a checkpoint was saved.
     """
     weights, perturbation = perturb(run, network, initial_weights(run, network))
-    checkpoint = context.load_checkpoint()
+    checkpoint, fingerprint = context.load_checkpoint(), context.fingerprint(engine.provenance())
+    if checkpoint is not None and checkpoint.fingerprint != fingerprint:
+        # Going on would mix the bits of two kinds of machine in one run; starting again never does.
+        checkpoint = None
     if checkpoint is None:
         engine.load(weights, None)
         # Taken from the device, so that it proves what the training starts from.
@@ -111,6 +114,7 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
                     history=tuple(history),
                     initial_digest=initial_digest,
                     first_step_digest=first_step_digest,
+                    fingerprint=fingerprint,
                 )
             )
         if stop:

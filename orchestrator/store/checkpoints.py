@@ -36,6 +36,8 @@ class Reference:
     """(steps,)"""
     predictions: NDArray[np.integer]
     """(test examples,)"""
+    fingerprint: str
+    """Of the machine and libraries: a difference under another one is not the bit's."""
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
@@ -45,6 +47,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
         "history": [epoch_values(epoch) for epoch in checkpoint.history],
         "first_step_digest": checkpoint.first_step_digest,
         "initial_digest": checkpoint.initial_digest,
+        "fingerprint": checkpoint.fingerprint,
     }
     return _encode({"losses": checkpoint.losses, **_prefixed(checkpoint.tensors)}, state)
 
@@ -62,13 +65,14 @@ def decode_checkpoint(data: bytes) -> Checkpoint | None:
         history=tuple(Epoch(**row) for row in state["history"]),
         first_step_digest=state["first_step_digest"],
         initial_digest=state["initial_digest"],
+        fingerprint=state["fingerprint"],
     )
 
 
 def encode_reference(reference: Reference) -> bytes:
     """The file of a reference."""
     arrays = {"losses": reference.losses, "predictions": reference.predictions}
-    return _encode({**arrays, **_prefixed(reference.weights)}, {})
+    return _encode({**arrays, **_prefixed(reference.weights)}, {"fingerprint": reference.fingerprint})
 
 
 def decode_reference(data: bytes) -> Reference | None:
@@ -76,8 +80,13 @@ def decode_reference(data: bytes) -> Reference | None:
     decoded = _decode(data)
     if decoded is None:
         return None
-    tensors, _ = decoded
-    return Reference(weights=_unprefixed(tensors), losses=tensors["losses"], predictions=tensors["predictions"])
+    tensors, state = decoded
+    return Reference(
+        weights=_unprefixed(tensors),
+        losses=tensors["losses"],
+        predictions=tensors["predictions"],
+        fingerprint=state["fingerprint"],
+    )
 
 
 def _encode(tensors: Tensors, state: Mapping[str, Any]) -> bytes:

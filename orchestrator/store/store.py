@@ -198,9 +198,10 @@ class Store(Records):
         weights: dict[str, NDArray[Any]],
         losses: NDArray[np.float64],
         predictions: NDArray[np.integer],
+        fingerprint: str,
     ) -> None:
-        """Keep the final weights of a run, its losses (steps,) and predictions (test examples,)."""
-        reference = Reference(weights=weights, losses=losses, predictions=predictions)
+        """Keep the final weights of a run, its losses (steps,), predictions (test examples,) and fingerprint."""
+        reference = Reference(weights=weights, losses=losses, predictions=predictions, fingerprint=fingerprint)
         self._files.put(_reference(id), encode_reference(reference))
 
     def load_reference(self, id: str) -> Reference | None:

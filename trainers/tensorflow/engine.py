@@ -21,9 +21,13 @@ class Examples:
 
     def __init__(self, data: Dataset, recipe: Recipe) -> None:
         dtype = tf.as_dtype(recipe.dtype)
-        self.pixels = tf.constant(padded_pixels(data, recipe.crop or 0))
+        pixels, test_images = padded_pixels(data, recipe.crop or 0), np.asarray(data.test_images)
+        if tf.config.get_visible_devices("GPU"):
+            # Bytes cannot be gathered there; as floating-point numbers they are the same values.
+            pixels, test_images = pixels.astype(recipe.dtype), test_images.astype(recipe.dtype)
+        self.pixels = tf.constant(pixels)
         self.labels = tf.constant(data.train_labels)
-        self.test_images = tf.constant(np.asarray(data.test_images))
+        self.test_images = tf.constant(test_images)
         plain, mirrored = pixel_grids(data.image_shape, recipe.crop or 0)
         self._plain = tf.constant(plain)
         self._mirrored = tf.constant(mirrored) if recipe.flip else None
@@ -67,7 +71,8 @@ class TensorFlowEngine:
         dtype = tf.as_dtype(recipe.dtype)
         indices = tf.TensorSpec((None,), tf.int64)
         masks = {name: tf.TensorSpec((None, *shape), tf.bool) for name, (shape, _) in network.dropout.items()}
-        bound = tf.TensorSpec((), tf.int64)
+        # On a GPU only int32 counters stay on the host, where the loop looks at them without waiting for the device.
+        bound = tf.TensorSpec((), tf.int32)
         self.steps = tf.function(
             self._steps,
             input_signature=(indices, indices, indices, tf.TensorSpec((None,), dtype), masks, bound, bound, bound),
@@ -97,9 +102,9 @@ class TensorFlowEngine:
             plan.flips,
             plan.rates.astype(self._recipe.dtype),
             plan.masks,
-            np.int64(plan.batch_size),
-            np.int64(start),
-            np.int64(stop),
+            np.int32(plan.batch_size),
+            np.int32(start),
+            np.int32(stop),
         )
 
     def losses(self, handle: Any) -> NDArray[np.float64]:
@@ -143,9 +148,9 @@ class TensorFlowEngine:
             for parameter, gradient in zip(trained, gradients, strict=True):
                 rate = rates[index] * (self._recipe.bias_lr_factor if parameter.slow else 1.0)
                 update(self._variables[parameter.name], self._momentum[parameter.name], gradient, rate, self._recipe)
-            return index + 1, losses.write(tf.cast(index - start, tf.int32), loss)
+            return index + 1, losses.write(index - start, loss)
 
-        losses = tf.TensorArray(self._recipe.dtype, size=tf.cast(stop - start, tf.int32), element_shape=())
+        losses = tf.TensorArray(self._recipe.dtype, size=stop - start, element_shape=())
         _, losses = tf.while_loop(lambda index, _: index < stop, step, (start, losses), parallel_iterations=1)
         return losses.stack()
 

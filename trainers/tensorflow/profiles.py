@@ -42,6 +42,8 @@ def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
         "OMP_NUM_THREADS": str(kernel.threads or threads),
         "OMP_WAIT_POLICY": "PASSIVE",
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        # TF32 would round a change of one bit away, and the shell could force it on.
+        "NVIDIA_TF32_OVERRIDE": "0",
         "TF_ENABLE_ONEDNN_OPTS": "0" if kernel.onednn == "off" else "1",
     }
     if kernel.onednn == "avx2":

@@ -32,9 +32,10 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
 def build(run: Run, data: Dataset, device: str, threads: int) -> tuple[Network, TensorFlowEngine]:
     """The run's network, held to its profile; its state is what the engine's ``load`` will be given.
 
-    TensorFlow places on the process's only GPU by itself, so ``device`` says nothing more here.
+    Raises:
+        RuntimeError: the run was given a GPU that TensorFlow cannot use.
     """
-    hold(run.profile, threads)
+    hold(run.profile, threads, device)
     static = Recipe(
         momentum=run.recipe.momentum,
         weight_decay=run.recipe.weight_decay,
@@ -49,7 +50,7 @@ def build(run: Run, data: Dataset, device: str, threads: int) -> tuple[Network, 
 
 
 @functools.cache
-def hold(profile: str, threads: int) -> None:
+def hold(profile: str, threads: int, device: str) -> None:
     """Set TensorFlow's process-wide switches for a determinism profile, before its first operation.
 
     A process serves one profile only, so this takes effect once.
@@ -57,8 +58,16 @@ def hold(profile: str, threads: int) -> None:
     count = kernel_of(profile).threads or threads
     tf.config.threading.set_intra_op_parallelism_threads(count)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    for gpu in tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.set_memory_growth(gpu, True)
+    gpus = tf.config.list_physical_devices("GPU")
+    if device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+    elif not gpus:
+        # It would train on the CPU without a word.
+        raise RuntimeError("no GPU is visible to TensorFlow: install noisegrid[tensorflow], or use --gpus-per-run 0")
+    else:
+        # TensorFlow places on the process's only GPU by itself.
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)
     # TF32 would round a change of one bit away.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     if profile != "native":

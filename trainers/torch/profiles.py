@@ -45,6 +45,8 @@ def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
         variables |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
     if profile != "native":
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    # TF32 would round a change of one bit away, and the shell could force it on.
+    variables |= {"NVIDIA_TF32_OVERRIDE": "0", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0"}
     if not gpus:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     return variables
