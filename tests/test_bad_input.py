@@ -122,6 +122,15 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         ["plan", TINY, *settings("source=augment", "recipe.crop=0")],
         ["source 'augment' cannot vary"],
     ),
+    "kernels of a CPU on a GPU": (
+        ["plan", "quickstart", *settings("library=kernel"), "--gpus-per-run", "1"],
+        ["library=kernel", "given a GPU", "SD is exactly 0"],
+    ),
+    "order inside a batch of one": (
+        ["plan", "quickstart", *settings("recipe.batch_size=1")],
+        ["library=order", "recipe.batch_size is 1"],
+    ),
+    "margin without end": (["plan", TINY, *settings("margin=inf")], ["margin must be a finite number above 1"]),
     "native without a GPU": (
         ["plan", "quickstart", *settings("library=native"), "--gpus-per-run", "0"],
         ["library=native", "no GPU", "SD is exactly 0"],

@@ -510,3 +510,12 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{shlex.join(sweep_py(tmp_path, 'list'))} | head -1"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, env=os.environ)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("visible", "found"), [(None, True), ("0,1", True), ("", False), ("-1", False)])
+def test_hidden_gpus_are_none(monkeypatch: pytest.MonkeyPatch, visible: str | None, found: bool) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidia0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert devices.has_gpu() == found
