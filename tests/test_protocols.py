@@ -144,7 +144,7 @@ def test_table1_is_the_papers_grid() -> None:
         ({"base_seeds": (-1,)}, "-1"),
         ({"library": "cudnn"}, "unknown library kind 'cudnn'"),
         ({"measures": ("accuracy",)}, "unknown measure 'accuracy'"),
-        ({"margin": 1.0}, "margin must be above 1"),
+        ({"margin": 1.0}, "margin must be a finite number above 1"),
     ],
 )
 def test_a_protocol_refuses_values_out_of_range(values: dict[str, object], words: str) -> None:
