@@ -77,7 +77,7 @@ def trainer_epochs(framework: str, data: Dataset) -> Callable[[], None]:
         replicate=0,
     )
     network, engine = importlib.import_module(f"trainers.{framework}.train").build(run, data, "cpu", 1)
-    engine.load(initial_weights(run, network), None)
+    engine.load(initial_weights(run, network), None, None)
     epochs = iter(range(run.recipe.epochs))
 
     def epoch() -> None:

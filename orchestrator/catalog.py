@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.contract import Dataset, Network, Train, Trainer
+from protocols.contract import Dataset, Evaluate, Network, Train, Trainer
 from protocols.errors import UserError
 from protocols.imports import code_version, is_import_path, load_object
 from protocols.load import load_named
@@ -59,10 +59,12 @@ def architecture(name: str) -> Callable[..., Any]:
 def dataset(name: str) -> Any:
     """The dataset of that name, as its framework-free definition (``trainers.datasets.Definition``).
 
+    A name that ends in ``.txt`` is a file of text.
+
     Raises:
         UserError: there is none.
     """
-    found = _named("dataset", name)
+    found = _datasets().text_file(name) if name.endswith(".txt") else _named("dataset", name)
     if not isinstance(found, _datasets().Definition):
         raise UserError(f"dataset {name!r} is a {type(found).__name__}, not a Definition")
     return found
@@ -72,6 +74,16 @@ def dataset_fingerprint(definition: Any, spec: DatasetSpec) -> str:
     """What identifies the examples of ``spec``, known without reading them."""
     fingerprint: str = _datasets().fingerprint(definition, spec)
     return fingerprint
+
+
+def image_shape(definition: Any, spec: DatasetSpec) -> tuple[int, ...]:
+    """(height, width, channels) of the examples of ``spec``, known without reading them; text: (length,).
+
+    Raises:
+        UserError: images cannot be shrunk to ``spec.image_size``.
+    """
+    shape: tuple[int, ...] = _datasets().image_shape(definition, spec)
+    return shape
 
 
 def check_data(spec: DatasetSpec, data_root: Path | None) -> None:
@@ -99,10 +111,39 @@ def train(name: str) -> Train:
     return function
 
 
+def evaluate(name: str) -> Evaluate:
+    """A trainer's function that tests given weights. Imports its framework.
+
+    Raises:
+        UserError: it has none.
+    """
+    path = trainer(name).evaluate
+    if not path:
+        raise UserError(f"trainer {name!r} cannot test given weights")
+    function: Evaluate = load_object(path, "evaluation function")
+    return function
+
+
+def probes() -> int:
+    """How many test examples the activations of ``keep=layers`` are of, at most."""
+    count: int = importlib.import_module("trainers.loop").PROBES
+    return count
+
+
 def initial_weights(run: Run, network: Network) -> dict[str, NDArray[np.floating]]:
-    """Every tensor of the network before training, in the recipe's element type, without any one-bit change."""
+    """Every tensor of the network before training, in the recipe's element type, without any perturbation."""
     weights: dict[str, NDArray[np.floating]] = importlib.import_module("trainers.initial").initial_weights(run, network)
     return weights
+
+
+def perturbed_tensor(run: Run, network: Network) -> str:
+    """The name of the tensor that the run's perturbation changes.
+
+    Raises:
+        UserError: the network has no such tensor or element.
+    """
+    name: str = importlib.import_module("trainers.initial").perturbed_tensor(run, network)
+    return name
 
 
 def code(*paths: str) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from protocols.errors import UserError
 from protocols.protocol import Cell
 from protocols.recipe import Recipe
 from protocols.run import Run
-from protocols.sources import CONTROL, HELD, resolve_sources, source_label
+from protocols.sources import CONTROL, HELD, is_own, parse_sources, resolve_sources, source_label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,14 @@ class Planned:
     """How tables name the set of sources it varies."""
     group: str
     """``run.group``"""
-    parameters: int
-    """Trainable parameters of its network."""
+    network: Network = field(compare=False)
+    examples: int
+    """Training examples of an epoch."""
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters of its network."""
+        return self.network.count
 
     @cached_property
     def id(self) -> str:
@@ -118,7 +124,9 @@ def expand(protocol: grids.Protocol, *, gpus_per_run: float | None = None) -> li
     for cell in protocol.cells:
         for source in (CONTROL, cell.source):
             resolved = resolver.resolve(dataclasses.replace(cell, source=source))
-            cells.setdefault(resolved.template, resolved)
+            known = cells.get(resolved.template)
+            if known is None or known.replicates < resolved.replicates:
+                cells[resolved.template] = resolved
     # Sorting is stable: within a trainer, controls come first and the rest stays in the protocol's order.
     ordered = sorted(cells.values(), key=lambda cell: (cell.template.trainer, bool(cell.template.varies)))
     return list(_replicated(ordered, protocol.base_seeds))
@@ -131,7 +139,8 @@ class _Resolved:
     template: Run
     label: str
     replicates: int
-    parameters: int
+    network: Network
+    examples: int
 
 
 def _replicated(cells: Sequence[_Resolved], base_seeds: Sequence[int]) -> Iterator[Planned]:
@@ -144,7 +153,8 @@ def _replicated(cells: Sequence[_Resolved], base_seeds: Sequence[int]) -> Iterat
                     run=dataclasses.replace(run, replicate=replicate),
                     source=cell.label,
                     group=group,
-                    parameters=cell.parameters,
+                    network=cell.network,
+                    examples=cell.examples,
                 )
 
 
@@ -155,26 +165,29 @@ class _Resolver:
         self._protocol = protocol
         self._gpus = gpus_per_run
         self._networks: dict[Cell, Network] = {}
-        self._code: dict[tuple[str, str, str], tuple[tuple[str, str], ...]] = {}
+        self._code: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = {}
 
     def resolve(self, cell: Cell) -> _Resolved:
         trainer, definition = catalog.trainer(cell.trainer), catalog.dataset(cell.dataset.name)
         fingerprint = catalog.dataset_fingerprint(definition, cell.dataset)
-        _check_batch(cell, definition)
+        examples = cell.dataset.train_size or definition.train_size
+        shape = catalog.image_shape(definition, cell.dataset)
         recipe = dataclasses.replace(
             cell.recipe,
             crop=definition.crop if cell.recipe.crop is None else cell.recipe.crop,
             flip=definition.flip if cell.recipe.flip is None else cell.recipe.flip,
         )
-        network = self._network(dataclasses.replace(cell, source=CONTROL, recipe=recipe), trainer, definition)
-        drops = any(rate > 0 for _, rate in network.dropout.values())
-        unused = {"dropout": not drops, "augment": not recipe.augments}
-        honoured = {source for source in trainer.sources if not unused.get(source)}
         where = f"{cell.architecture} on {cell.dataset} with trainer {cell.trainer}"
-        varies = resolve_sources(cell.source, honoured, where)
+        _check_recipe(cell, recipe, examples, definition, shape)
+        network = self._network(dataclasses.replace(cell, source=CONTROL, recipe=recipe), trainer, definition, shape)
+        honoured = _honoured(trainer, network, recipe)
+        varies = self._varies(cell.source, honoured, recipe, where)
         template = Run(
             varies=varies,
             library=self._library(trainer, recipe) if "library" in varies else HELD,
+            asynchrony=self._protocol.asynchrony if "async" in varies else HELD,
+            perturb=cell.perturb if "onebit" in varies else None,
+            keep=tuple(sorted(self._protocol.keep)),
             architecture=cell.architecture,
             dataset=cell.dataset,
             dataset_fingerprint=fingerprint,
@@ -183,30 +196,40 @@ class _Resolver:
             recipe=recipe,
             base_seed=self._protocol.base_seeds[0],
             replicate=0,
-            code=self._code_of(cell),
+            code=self._code_of(cell, varies),
         )
-        replicates = self._protocol.replicates if varies else self._protocol.controls
-        self._check_replicates(template, replicates, trainer, network, where)
+        self._check_keep(trainer, network, where)
+        replicates = (cell.replicates or self._protocol.replicates) if varies else self._protocol.controls
+        self._check_kernels(template, replicates, trainer)
+        if template.perturb is not None:
+            steps = -(-examples // recipe.batch_size)
+            self._check_perturbation(template, replicates, network, steps, where)
         return _Resolved(
             template=template,
-            label=source_label(varies, honoured),
+            label=source_label(varies, honoured, "" if template.perturb is None else template.perturb.label),
             replicates=replicates,
-            parameters=network.count,
+            network=network,
+            examples=examples,
         )
 
-    def _network(self, cell: Cell, trainer: Trainer, definition: Any) -> Network:
+    def _network(self, cell: Cell, trainer: Trainer, definition: Any, shape: tuple[int, ...]) -> Network:
         if cell not in self._networks:
             architecture = catalog.architecture(cell.architecture)
             try:
-                self._networks[cell] = trainer.network(
-                    architecture, definition.image_shape, definition.classes, cell.recipe
-                )
+                self._networks[cell] = trainer.network(architecture, shape, definition.classes, cell.recipe)
             except UserError as error:
                 raise UserError(f"architecture {cell.architecture!r} on {cell.dataset}: {error}") from error
         return self._networks[cell]
 
-    def _code_of(self, cell: Cell) -> tuple[tuple[str, str], ...]:
-        paths = (cell.trainer, cell.architecture, cell.dataset.name)
+    def _varies(self, source: str, honoured: Collection[str], recipe: Recipe, where: str) -> tuple[str, ...]:
+        if "async" in parse_sources(source) and recipe.async_workers == 1:
+            raise UserError(
+                f"source 'async' cannot vary in {where}: one worker is never stale; set recipe.async_workers to 2 or more"
+            )
+        return resolve_sources(source, honoured, where)
+
+    def _code_of(self, cell: Cell, varies: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+        paths = (cell.trainer, cell.architecture, cell.dataset.name, *filter(is_own, varies))
         if paths not in self._code:
             self._code[paths] = catalog.code(*paths)
         return self._code[paths]
@@ -232,28 +255,60 @@ class _Resolver:
             raise UserError("library=order permutes the samples of a batch, but recipe.batch_size is 1")
         return kind
 
-    def _check_replicates(self, template: Run, replicates: int, trainer: Trainer, network: Network, where: str) -> None:
+    def _check_keep(self, trainer: Trainer, network: Network, where: str) -> None:
+        if "layers" in self._protocol.keep and not network.layers:
+            raise UserError(f"keep=layers: {where} marks no layer; mark some with net.observe(x, name)")
+        if "barrier" in self._protocol.keep and not trainer.evaluate:
+            raise UserError(f"keep=barrier: trainer {trainer.name!r} cannot test given weights")
+
+    def _check_kernels(self, template: Run, replicates: int, trainer: Trainer) -> None:
         if template.library == "kernel" and replicates > trainer.kernels:
             raise UserError(
                 f"{replicates} replicates of library=kernel are planned, but trainer {trainer.name!r} has "
                 f"{trainer.kernels} kernel environments"
             )
-        if "onebit" not in template.varies:
-            return
+
+    def _check_perturbation(self, template: Run, replicates: int, network: Network, steps: int, where: str) -> None:
+        how = template.perturb
+        assert how is not None
+        name = catalog.perturbed_tensor(template, network)
+        total = template.recipe.epochs * steps
+        if how.epoch * steps + how.step >= total:
+            raise UserError(
+                f"perturb.epoch {how.epoch} and perturb.step {how.step} lie behind the last of {total} steps "
+                f"({template.recipe.epochs} epochs of {steps}) of {where}"
+            )
+        if template.asynchrony == "real" and how.step % steps:
+            raise UserError("with asynchrony=real weights can be perturbed between epochs only: set perturb.epoch")
+        # Each tensor is drawn by itself, so there is no need for the others.
+        alone = tuple(parameter for parameter in network.parameters if parameter.name == name)
+        network = dataclasses.replace(network, parameters=alone)
         for seed in self._protocol.base_seeds:
             run = dataclasses.replace(template, base_seed=seed)
-            pairs = streams.onebit_pairs(catalog.initial_weights(run, network)[network.perturbed])
-            if replicates > pairs:
+            choices = streams.onebit_choices(how, catalog.initial_weights(run, network)[name])
+            if choices is not None and replicates > choices:
                 raise UserError(
-                    f"{replicates} replicates of onebit are planned, but {network.perturbed} of {where} admits "
-                    f"{pairs} one-bit changes"
+                    f"{replicates} replicates of onebit are planned, but {name} of {where} admits "
+                    f"{choices} one-bit changes"
                 )
 
 
-def _check_batch(cell: Cell, definition: Any) -> None:
-    examples = cell.dataset.train_size or definition.train_size
-    if cell.recipe.batch_size > examples:
+def _honoured(trainer: Trainer, network: Network, recipe: Recipe) -> set[str]:
+    """The sources that have something to vary."""
+    drops = any(rate > 0 for _, rate in network.dropout.values())
+    unused = {"dropout": not drops, "augment": not recipe.augments, "async": recipe.async_workers == 1}
+    return {source for source in trainer.sources if not unused.get(source)}
+
+
+def _check_recipe(cell: Cell, recipe: Recipe, examples: int, definition: Any, shape: tuple[int, ...]) -> None:
+    if recipe.batch_size > examples:
         raise UserError(
-            f"recipe.batch_size is {cell.recipe.batch_size}, but {cell.dataset} has {examples} training examples; "
+            f"recipe.batch_size is {recipe.batch_size}, but {cell.dataset} has {examples} training examples; "
             f"set it to {examples} or fewer"
         )
+    if len(shape) == 1 and (recipe.views or recipe.augments):
+        raise UserError(f"{cell.dataset} is text: recipe.views, recipe.crop and recipe.flip are of images")
+    if definition.photographs:
+        for view in recipe.views:
+            if view in ("crop25", "crop81", "flip-crop25", "flip-crop81"):
+                raise UserError(f"recipe.views: {view} is of small images; photographs have flip, crop9 and flip-crop9")

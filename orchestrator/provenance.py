@@ -35,6 +35,9 @@ NUMERIC_VARIABLES = (
 OTHER_VARIABLES = ("OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that are recorded only."""
 
+FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax")
+"""Names under which a trainer's part of a provenance gives the version of what it computes with."""
+
 ISA = frozenset(
     "sse4_2 fma avx avx2 avx_vnni avx512f avx512dq avx512bw avx512vl avx512_vnni avx512_bf16 avx512_fp16 "
     "amx_tile amx_int8 amx_bf16 asimd asimddp bf16 i8mm sve sve2".split()
@@ -59,14 +62,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-def provenance(trainer: Mapping[str, Any]) -> dict[str, Any]:
+def provenance(trainer: Mapping[str, Any], between_runs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Everything known about where a run was trained; call it in the process that trained it.
 
     Args:
         trainer: the trainer's own part (:attr:`protocols.contract.Outcome.provenance`).
+        between_runs: what came of the command before the run, where there is one.
     """
     environment = {name: os.environ[name] for name in (*NUMERIC_VARIABLES, *OTHER_VARIABLES) if name in os.environ}
-    return {**machine(), "trainer": dict(trainer), "environment": environment}
+    between = {} if between_runs is None else {"between_runs": dict(between_runs)}
+    return {**machine(), "trainer": dict(trainer), "environment": environment, **between}
 
 
 def fingerprint(provenance: Mapping[str, Any]) -> str:
@@ -83,6 +88,23 @@ def fingerprint(provenance: Mapping[str, Any]) -> str:
         "environment": {name: value for name, value in provenance["environment"].items() if name in NUMERIC_VARIABLES},
     }
     return hashlib.sha256(canonical(decisive).encode()).hexdigest()[:16]
+
+
+def hardware(provenance: Mapping[str, Any]) -> str:
+    """The hardware class of a provenance in words: GPU model, driver, CUDA and cuDNN, and the framework's version.
+
+    A CPU is a CPU, whatever its model: the fingerprint tells CPUs apart. Nor do threads and switches count, which the
+    ``library`` source may vary.
+    """
+    trainer = provenance["trainer"]
+    device = str(trainer.get("device", "cpu"))
+    parts = [device]
+    if device != "cpu":
+        # GPUs are listed as "name, memory, driver", and a machine has one driver.
+        driver = provenance["gpus"][0].rpartition(", ")[2] if provenance["gpus"] else None
+        versions = [("driver", driver), ("CUDA", trainer.get("cuda")), ("cuDNN", trainer.get("cudnn"))]
+        parts += [f"{name} {version}" for name, version in versions if version]
+    return ", ".join(parts + [f"{name} {trainer[name]}" for name in FRAMEWORKS if name in trainer])
 
 
 def _version(package: str) -> str | None:

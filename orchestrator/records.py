@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -13,20 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from orchestrator.provenance import fingerprint
+from orchestrator import catalog
+from orchestrator.provenance import fingerprint, hardware
 from orchestrator.store import Reference
+from orchestrator.store.schema import COMMIT
 from protocols import streams
-from protocols.contract import Dataset, Network, Outcome, epoch_values
+from protocols.contract import Dataset, Network, Outcome, Variant, epoch_values
 from protocols.digest import digest, tensor_digests
 from protocols.run import Run
 
 FLOAT32_LOGITS_LIMIT = 10_000_000
 """Bytes of float32 logits above which a record keeps them rounded to float16."""
 
+_ONEBIT = ("tensor", "index", "before", "after", "step", "elements", "digest")
+"""Of :attr:`protocols.contract.Outcome.perturbation`, the parts that records have columns for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A run with one bit changed, held against the same run without the change."""
+    """A perturbed run, held against the same run without the perturbation."""
 
     weights_changed: int
     """Trainable weights whose bits differ at the end."""
@@ -35,6 +41,15 @@ class Comparison:
     """Test examples that are classified otherwise."""
     first_differing_step: int | None
     """The first step, from 0, whose loss differs; None: none does."""
+    distance: float | None
+    """L2 norm of the difference of all trainable weights; None where it is not finite, like the next two."""
+    cosine: float | None
+    """Of the angle between the two vectors of all trainable weights."""
+    largest_ulp: int | None
+    """The largest number of floating-point values by which a trainable weight differs."""
+    barrier_error: float | None = None
+    """See :class:`orchestrator.barrier.Barrier`; None where it was not asked for, or a run diverged."""
+    barrier_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +84,13 @@ def record(
     predicted = predictions(outcome.logits)
     ok = outcome.status == "ok"
     logits, precision = rounded(outcome.logits)
+    stale = staleness(outcome.commits, len(outcome.history))
     onebit = outcome.perturbation or {}
     compared = {field.name: getattr(comparison, field.name, None) for field in fields(Comparison)}
     return {
         **_identity(run, source, attempt),
         "library": run.library,
+        "asynchrony": run.asynchrony,
         "group": run.group,
         "base_seed": run.base_seed,
         "outcome": outcome.status,
@@ -87,18 +104,26 @@ def record(
         "parameters": network.count,
         "logits": logits,
         "logits_precision": precision,
+        "passes": outcome.passes,
         "predictions": predicted,
         "labels_fingerprint": labels_fingerprint(data.test_labels),
+        "variants": [_variant(variant, data.test_labels) for variant in outcome.variants],
         "losses": outcome.losses.astype(np.float32),
         "history": [epoch_values(epoch) for epoch in outcome.history],
+        "staleness_mean": None if stale is None else float(stale.mean()),
+        "staleness_max": None if stale is None else int(stale.max()),
+        # Any other schedule follows from the specification.
+        "commits": _commits(outcome.commits) if run.asynchrony == "real" else [],
         "seconds": (attempt.finished - attempt.started).total_seconds(),
         **{f"{part}_seconds": outcome.timings.get(part, 0.0) for part in ("train", "evaluate", "setup")},
         "images_per_second": outcome.images_per_second,
-        **{f"onebit_{name}": onebit.get(name) for name in ("tensor", "index", "before", "after")},
+        **{f"onebit_{name}": onebit.get(name) for name in _ONEBIT},
         **compared,
+        "kept": [name for name in ("layers", "weights") if name in run.keep],
         "seeds": {name: json.dumps(key) for name, key in streams.seeds(run).items()},
         "process": attempt.process,
         "device": provenance["trainer"].get("device", "unknown"),
+        "hardware": hardware(provenance),
         "provenance": json.dumps(provenance, sort_keys=True),
         "fingerprint": fingerprint(provenance),
     }
@@ -158,18 +183,55 @@ def rounded(logits: NDArray[np.floating]) -> tuple[NDArray[np.float32], str]:
 
 
 def compare(outcome: Outcome, reference: Reference, network: Network) -> Comparison:
-    """Hold a run against its reference, the same run without the change of one bit."""
-    pairs = [
-        (outcome.weights[parameter.name], reference.weights[parameter.name])
-        for parameter in network.parameters
-        if parameter.trainable
-    ]
+    """Hold a run against its reference, the same run without the perturbation."""
+    from orchestrator.analysis.weights import apart  # Only perturbed runs need it, and it brings pandas along.
+
+    names = [parameter.name for parameter in network.parameters if parameter.trainable]
+    one, other = (
+        np.concatenate([weights[name].ravel() for name in names]) for weights in (outcome.weights, reference.weights)
+    )
+    weights = apart(one, other)
     return Comparison(
-        weights_changed=sum(int(np.count_nonzero(_bits(one) != _bits(other))) for one, other in pairs),
-        weights_total=sum(one.size for one, _ in pairs),
+        weights_changed=weights.changed,
+        weights_total=weights.size,
         predictions_changed=int(np.count_nonzero(predictions(outcome.logits) != reference.predictions)),
         first_differing_step=first_difference(outcome.losses, reference.losses),
+        distance=_finite(weights.distance),
+        cosine=_finite(weights.cosine),
+        largest_ulp=None if weights.largest_ulp < 0 else min(weights.largest_ulp, 2**63 - 1),
     )
+
+
+def kept(run: Run, outcome: Outcome) -> dict[str, NDArray[np.floating]]:
+    """The tensors that ``run.keep`` asks for: ``weights/NAME`` and ``gram/LAYER``."""
+    weights = outcome.weights if "weights" in run.keep else {}
+    grams = outcome.grams if "layers" in run.keep else {}
+    return {
+        **{f"weights/{name}": tensor for name, tensor in weights.items()},
+        **{f"gram/{layer}": gram for layer, gram in grams.items()},
+    }
+
+
+def kept_bytes(run: Run, network: Network) -> int:
+    """How many bytes :func:`kept` takes, at most."""
+    elements = sum(math.prod(parameter.shape) for parameter in network.parameters)
+    probes = catalog.probes() if run.dataset.test_size is None else min(catalog.probes(), run.dataset.test_size)
+    return elements * np.dtype(run.recipe.dtype).itemsize * ("weights" in run.keep) + len(
+        network.layers
+    ) * probes * probes * np.dtype(np.float32).itemsize * ("layers" in run.keep)
+
+
+def staleness(commits: NDArray[np.int64] | None, epochs: int) -> NDArray[np.int64] | None:
+    """(steps,) Steps between reading the weights and applying the gradient.
+
+    Args:
+        commits: (steps, 3), see :attr:`protocols.contract.Outcome.commits`; its steps are counted within an epoch.
+        epochs: how many epochs it covers.
+    """
+    if commits is None or not len(commits):
+        return None
+    steps: NDArray[np.int64] = np.arange(len(commits)) % (len(commits) // epochs)
+    return steps - commits[:, 2]
 
 
 def first_difference(losses: NDArray[np.floating], reference: NDArray[np.floating]) -> int | None:
@@ -204,6 +266,20 @@ def _identity(run: Run, source: str, attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _bits(tensor: NDArray[np.floating]) -> NDArray[np.unsignedinteger]:
-    """The elements as unsigned integers, so that -0 differs from 0 and NaN equals itself."""
-    return np.ascontiguousarray(tensor).view(f"u{tensor.dtype.itemsize}")
+def _variant(variant: Variant, labels: NDArray[np.int64]) -> dict[str, Any]:
+    finite = bool(np.isfinite(variant.logits).all())
+    return {
+        "name": variant.name,
+        "passes": variant.passes,
+        "accuracy": float(np.mean(predictions(variant.logits) == labels)) if finite else None,
+        "cross_entropy": cross_entropy(variant.logits, labels) if finite else None,
+        "logits": rounded(variant.logits)[0],
+    }
+
+
+def _commits(commits: NDArray[np.int64] | None) -> list[dict[str, int]]:
+    return [] if commits is None else [dict(zip(COMMIT.names, row, strict=True)) for row in commits.tolist()]
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from pathlib import Path
@@ -28,6 +28,9 @@ from orchestrator import catalog, records
 from orchestrator.store import Spool, StoreError, open_store
 from orchestrator.worker import Settings
 from protocols.run import Run
+
+BETWEEN_SECONDS = 120.0
+"""How long the command between runs may take before it is ended."""
 
 LOG_TAIL = 4000
 """Bytes of a process's output that go into a failure's row."""
@@ -39,6 +42,8 @@ class Job:
 
     run: Run
     source: str
+    log: Sequence[Sequence[int]] | None = None
+    """What asynchronous training must follow, see :attr:`protocols.contract.Outcome.commits`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +110,12 @@ class Supervisor:
     def _job(self, job: Job, tick: float) -> Iterator[Event]:
         run, failed = job.run, 0
         while not self._store.has(run.id):
-            child = self._child_for(run, fresh=failed > 0)
+            if not self._serves(run, fresh=failed > 0):
+                self._end()
+            between_runs = self._between_runs()
+            child = self._child_for(run)
             started = records.now()
-            end = yield from self._follow(child, job, tick)
+            end = yield from self._follow(child, job, between_runs, tick)
             if end["kind"] == "done":
                 yield Event(kind="done", id=run.id, seconds=end["seconds"])
                 return
@@ -127,17 +135,43 @@ class Supervisor:
                 )
             )
             failed += 1
-            kind = "retried" if failed <= self._retries else "failed"
+            # Other hardware will not come by itself.
+            kind = "retried" if failed <= self._retries and end["outcome"] != "hardware" else "failed"
             yield Event(kind=kind, id=run.id, message=message)
             if kind == "failed":
                 return
         yield Event(kind="done", id=run.id)
 
-    def _follow(self, child: _Child, job: Job, tick: float) -> Generator[Event, None, dict[str, Any]]:
+    def _between_runs(self) -> dict[str, Any] | None:
+        """Run the command that comes before each run, and say what became of it; None where there is none."""
+        command = self._settings.between_runs
+        if command is None:
+            return None
+        began = time.monotonic()
+        code: int | None = None
+        with subprocess.Popen(
+            command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            try:
+                code = process.wait(BETWEEN_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+        return {"command": command, "exit_code": code, "seconds": round(time.monotonic() - began, 3)}
+
+    def _follow(
+        self, child: _Child, job: Job, between_runs: dict[str, Any] | None, tick: float
+    ) -> Generator[Event, None, dict[str, Any]]:
         """One attempt at a run; returns the message that ended it."""
         images, heard = 0, time.monotonic()
         try:
-            child.send({"specification": job.run.specification, "source": job.source})
+            child.send(
+                {
+                    "specification": job.run.specification,
+                    "source": job.source,
+                    "log": job.log,
+                    "between_runs": between_runs,
+                }
+            )
             while True:
                 message = child.receive(tick)
                 if message is None:
@@ -157,24 +191,24 @@ class Supervisor:
         except Died as death:
             return {"kind": "failed", "outcome": "error", "message": str(death)}
 
-    def _child_for(self, run: Run, *, fresh: bool) -> _Child:
-        """The process to train a run in: the warm one if it will do, else the next one.
+    def _serves(self, run: Run, *, fresh: bool) -> bool:
+        """Whether a run may be trained in the process that is there.
 
         A group's control proves that its sources are held across processes. So its replicate 1 is the first run of a
         process, and its replicate 0 never shares one with an earlier replicate.
         """
-        control = not run.varies
-        if self._child is not None and (
-            fresh
-            or self._child.serves != (run.trainer, run.profile)
-            or (control and run.replicate == 1)
-            or (control and run.replicate == 0 and run.group in self._child.controls)
-        ):
-            self._end()
+        child = self._child
+        if child is None or fresh or self._settings.isolation == "process":
+            return False
+        again = not run.varies and (run.replicate == 1 or (run.replicate == 0 and run.group in child.controls))
+        return child.serves == (run.trainer, run.profile) and not again
+
+    def _child_for(self, run: Run) -> _Child:
+        """The process that is there, else the next one."""
         if self._child is None:
             self._child = _Child(run.trainer, run.profile, self._settings, self._folder)
         self._child.attempt = None
-        if control:
+        if not run.varies:
             self._child.controls.add(run.group)
         return self._child
 

@@ -8,6 +8,7 @@ determinism profile, and stays warm from run to run. The two exchange JSON over 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import json
 import os
@@ -26,7 +27,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from orchestrator import catalog, provenance, records
+from orchestrator.barrier import barrier
 from orchestrator.store import Reference, Spool, Store, open_store
 from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted, Outcome
 from protocols.protocol import DatasetSpec
@@ -54,6 +59,10 @@ class Settings:
     """Seconds between two checkpoints of a run; 0: one at the end of each epoch."""
     publish_every: float = 30.0
     """Seconds between two publications of a run's epoch rows in the store."""
+    isolation: str = "profile"
+    """How runs share processes: see :data:`protocols.protocol.ISOLATIONS`."""
+    between_runs: str | None = None
+    """A shell command that the supervisor runs before each run."""
 
     @property
     def device(self) -> str:
@@ -61,37 +70,46 @@ class Settings:
         return "cuda:0" if self.gpus else "cpu"
 
 
+class OtherHardware(Exception):
+    """A run was refused because its group has trained on hardware of another class; one sentence."""
+
+
 class RunContext:
     """A trainer's window on the world (:class:`protocols.contract.Context`), for one run.
 
     Args:
-        id: the run whose checkpoints are used.
+        run: the run whose checkpoints are used.
         store: where checkpoints and epoch rows go.
         settings: device, threads and intervals.
         listener: is told of every epoch.
         attempt: number under which epoch rows are kept; None: they are not kept.
         stop: whether the run should end early.
+        log: what asynchronous training must follow; such a run neither takes nor leaves a checkpoint, since those in
+            the store are of the race itself.
     """
 
     def __init__(
         self,
-        id: str,
+        run: Run,
         store: Store,
         settings: Settings,
         listener: Listener,
         attempt: int | None,
         stop: Callable[[], bool],
+        log: NDArray[np.int64] | None = None,
     ) -> None:
         self.device = settings.device
         self.threads = settings.threads
         self.should_stop = stop
-        self._id = id
+        self._run = run
+        self._id = run.id
+        self._log = log
         self._store = store
         self._settings = settings
         self._listener = listener
         self._attempt = attempt
         self._rows: list[Epoch] = []
-        self._spool = None if attempt is None else Spool(Path(settings.spool), id)
+        self._spool = None if attempt is None else Spool(Path(settings.spool), self._id)
         self._saved = self._published = time.monotonic()
 
     def report(self, epoch: Epoch) -> None:
@@ -107,23 +125,34 @@ class RunContext:
             self._published = time.monotonic()
 
     def fingerprint(self, part: Mapping[str, Any]) -> str:
-        """Names what this process's bits depend on beside the specification; ``part`` is the framework's."""
-        return provenance.fingerprint(provenance.provenance(dict(part)))
+        """Names what this process's bits depend on beside the specification; ``part`` is the framework's.
+
+        Raises:
+            OtherHardware: the run may not be trained here.
+        """
+        origin = provenance.provenance(part)
+        _claim_hardware(self._run, origin, self._store)
+        return provenance.fingerprint(origin)
 
     def load_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint of this run, or None."""
-        checkpoint = self._store.load_checkpoint(self._id)
+        checkpoint = self._store.load_checkpoint(self._id) if self._log is None else None
         self._rows = [] if checkpoint is None else list(checkpoint.history)
         return checkpoint
 
     def checkpoint_due(self) -> bool:
         """Whether ``checkpoint_every`` seconds have passed since the last checkpoint."""
-        return time.monotonic() - self._saved >= self._settings.checkpoint_every
+        return self._log is None and time.monotonic() - self._saved >= self._settings.checkpoint_every
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint, in place of any earlier one."""
-        self._store.save_checkpoint(self._id, checkpoint)
-        self._saved = time.monotonic()
+        if self._log is None:
+            self._store.save_checkpoint(self._id, checkpoint)
+            self._saved = time.monotonic()
+
+    def commit_log(self) -> NDArray[np.int64] | None:
+        """The log that asynchronous training must follow, or None."""
+        return self._log
 
     def __enter__(self) -> RunContext:
         return self
@@ -148,6 +177,8 @@ def execute(
     *,
     listener: Listener = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
+    between_runs: Mapping[str, Any] | None = None,
+    log: NDArray[np.int64] | None = None,
 ) -> dict[str, Any] | None:
     """Train one run in this process and commit its record.
 
@@ -161,12 +192,15 @@ def execute(
         settings: device, threads and intervals.
         listener: is told of the start and of every epoch.
         stop: whether to end early, asked at the end of each epoch.
+        between_runs: what came of the command before the run, for the record's provenance.
+        log: what asynchronous training must follow, see :attr:`protocols.contract.Outcome.commits`.
 
     Returns:
         The record's row; None if the store had a record of this run already, which is never trained again.
 
     Raises:
         Interrupted: it was stopped; a checkpoint was saved.
+        OtherHardware: its group has trained on other hardware.
     """
     if store.has(run.id):
         return None
@@ -174,51 +208,96 @@ def execute(
     number = store.begin(run.id)
     listener({"kind": "started", "id": run.id, "attempt": number, "images": len(data.train_labels)})
     started = records.now()
-    with RunContext(run.id, store, settings, listener, number, stop) as context:
+    with RunContext(run, store, settings, listener, number, stop, log) as context:
         outcome = train(run, data, context)
         finished = records.now()
         network = catalog.trainer(run.trainer).network(
             catalog.architecture(run.architecture), data.image_shape, data.classes, run.recipe
         )
-        origin = provenance.provenance(outcome.provenance)
-        mark = provenance.fingerprint(origin)
+        origin = provenance.provenance(outcome.provenance, between_runs)
+        _claim_hardware(run, origin, store)  # Again, since not every trainer asks for its fingerprint.
+        ending = _ending(outcome, provenance.fingerprint(origin))
         comparison = None
         if "onebit" in run.varies:
-            reference = _reference(run.without("onebit"), mark, store, data, settings, listener, stop)
+            reference = _reference(run, outcome, ending.fingerprint, store, data, settings, listener, stop)
             comparison = records.compare(outcome, reference, network)
+            if "barrier" in run.keep:
+                comparison = _with_barrier(comparison, run, data, context, outcome, reference)
         attempt = records.Attempt(
             number=number, started=started, finished=finished, host=socket.gethostname(), process=process()
         )
         row = records.record(run, source, outcome, data, network, attempt, origin, comparison)
         if not run.varies and run.replicate == 0:
             # What the group's onebit runs are held against: one set of weights a group.
-            _keep(run, outcome, mark, store)
+            store.save_reference(run.id, ending)
+        if kept := records.kept(run, outcome):
+            store.save_kept(run.id, kept)
         store.put_labels(row["labels_fingerprint"], data.test_labels)
         store.commit(row)
     return row
 
 
-def _reference(
-    run: Run, mark: str, store: Store, data: Dataset, settings: Settings, listener: Listener, stop: Callable[[], bool]
-) -> Reference:
-    """How a run ended under the fingerprint ``mark``: what the store kept of it, else it is trained here, unrecorded.
+def _claim_hardware(run: Run, origin: Mapping[str, Any], store: Store) -> None:
+    """See to it that the runs of a group train on hardware of one class, unless it is what varies."""
+    here = provenance.hardware(origin)
+    if "hardware" in run.varies or (claimed := store.claim_hardware(run.group, here)) == here:
+        return
+    raise OtherHardware(
+        f"the runs of group {run.group} are trained on {claimed!r}, but this is {here!r}; use the same kind of machine "
+        "and software, another store, or cells that list hardware as varying (--set source=init+hardware)"
+    )
 
-    A run is a pure function of its specification, so it does not matter who trains it; while another process is at it,
-    waiting for that one would take as long.
+
+def _reference(
+    run: Run,
+    outcome: Outcome,
+    mark: str,
+    store: Store,
+    data: Dataset,
+    settings: Settings,
+    listener: Listener,
+    stop: Callable[[], bool],
+) -> Reference:
+    """How a perturbed run ends without the perturbation, under the fingerprint ``mark``.
+
+    It is what the store kept of that run, else it is trained here, unrecorded. A run is a pure function of its
+    specification, so it does not matter who trains it; while another process is at it, waiting for that one would take
+    as long. Threads that raced are no such function: there the unperturbed run follows the log of the race.
     """
-    kept = store.load_reference(run.id)
+    unperturbed, raced = run.without("onebit"), run.asynchrony == "real"
+    kept = None if raced else store.load_reference(unperturbed.id)
     if kept is not None and kept.fingerprint == mark:
         return kept
-    outcome = catalog.train(run.trainer)(run, data, RunContext(run.id, store, settings, listener, None, stop))
-    _keep(run, outcome, mark, store)
-    store.delete_checkpoint(run.id)
-    kept = store.load_reference(run.id)
-    assert kept is not None
-    return kept
+    log = outcome.commits if raced else None
+    context = RunContext(unperturbed, store, settings, listener, None, stop, log)
+    reference = _ending(catalog.train(run.trainer)(unperturbed, data, context), mark)
+    if not raced:
+        store.save_reference(unperturbed.id, reference)
+        store.delete_checkpoint(unperturbed.id)
+    return reference
 
 
-def _keep(run: Run, outcome: Outcome, mark: str, store: Store) -> None:
-    store.save_reference(run.id, outcome.weights, outcome.losses, records.predictions(outcome.logits), mark)
+def _ending(outcome: Outcome, mark: str) -> Reference:
+    return Reference(
+        weights=dict(outcome.weights),
+        losses=outcome.losses,
+        predictions=records.predictions(outcome.logits),
+        fingerprint=mark,
+    )
+
+
+def _with_barrier(
+    comparison: records.Comparison, run: Run, data: Dataset, context: RunContext, outcome: Outcome, reference: Reference
+) -> records.Comparison:
+    evaluate = catalog.evaluate(run.trainer)
+
+    def logits(weights: Mapping[str, NDArray[Any]]) -> NDArray[np.floating]:
+        return evaluate(run, data, context, weights, reestimate=True)
+
+    found = barrier(logits, outcome.weights, reference.weights, data.test_labels)
+    if found is None:
+        return comparison
+    return dataclasses.replace(comparison, barrier_error=found.error, barrier_loss=found.loss)
 
 
 @functools.cache
@@ -265,9 +344,22 @@ def _serve(
     try:
         data = _data(run.dataset, settings)
         _check_unchanged(run, data)
-        row = execute(run, request["source"], store, data, settings, listener=reply, stop=stop)
+        log = None if request["log"] is None else np.array(request["log"], np.int64)
+        row = execute(
+            run,
+            request["source"],
+            store,
+            data,
+            settings,
+            listener=reply,
+            stop=stop,
+            between_runs=request["between_runs"],
+            log=log,
+        )
     except Interrupted:
         return {"kind": "interrupted", "id": run.id}
+    except OtherHardware as error:
+        return {"kind": "failed", "id": run.id, "outcome": "hardware", "message": str(error)}
     except Exception as error:
         return {
             "kind": "failed",
@@ -291,7 +383,7 @@ def _message(error: Exception) -> str:
 def _check_unchanged(run: Run, data: Dataset) -> None:
     """Refuse to train, under the id of what was planned, what has been edited since."""
     now = {
-        "code": catalog.code(run.trainer, run.architecture, run.dataset.name),
+        "code": catalog.code(*run.named),
         "numerics": catalog.trainer(run.trainer).numerics,
         "dataset_fingerprint": data.fingerprint,
     }

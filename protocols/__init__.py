@@ -6,10 +6,11 @@ This package knows neither how a run is trained nor where its record is kept.
 from protocols.errors import UserError
 from protocols.load import PROTOCOLS, load_protocol
 from protocols.overrides import apply_settings, select_cells
+from protocols.perturbation import Perturbation
 from protocols.protocol import MEASURES, Cell, DatasetSpec, Protocol, grid
 from protocols.recipe import Recipe
 from protocols.run import Run, run_from_specification
-from protocols.sources import LIBRARY_KINDS, SOURCES, Source
+from protocols.sources import LIBRARY_KINDS, SOURCES, Source, all_but_one, factorial
 
 __all__ = [
     "LIBRARY_KINDS",
@@ -18,12 +19,15 @@ __all__ = [
     "SOURCES",
     "Cell",
     "DatasetSpec",
+    "Perturbation",
     "Protocol",
     "Recipe",
     "Run",
     "Source",
     "UserError",
+    "all_but_one",
     "apply_settings",
+    "factorial",
     "grid",
     "load_protocol",
     "run_from_specification",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,36 +16,94 @@ from numpy.typing import NDArray
 from protocols.run import Run
 
 
+class Photographs(Protocol):
+    """Images of many sizes, too large to hold decoded: kept as compressed bytes and decoded batch by batch.
+
+    What it returns is a function of its arguments alone; the number of threads never changes a bit.
+    """
+
+    train_sizes: NDArray[np.int64]
+    """(N, 2) height and width of each training image."""
+
+    @property
+    def decoder(self) -> str:
+        """What decodes them, with its version: another may give other pixels."""
+
+    def train(self, examples: NDArray[np.int64], boxes: NDArray[np.int64], threads: int) -> NDArray[np.uint8]:
+        """Parts of training images, resized to the network's input.
+
+        Args:
+            examples: (n,) which images.
+            boxes: (n, 5) top, left, height and width of the part, and 1 where it is mirrored afterwards.
+            threads: how many decode side by side.
+
+        Returns:
+            (n, height, width, channels)
+        """
+
+    def test(self, start: int, stop: int, view: View, threads: int) -> NDArray[np.uint8]:
+        """The test images [start, stop) in one view, (n, height, width, channels)."""
+
+
+class View(NamedTuple):
+    """One way to look at a test image."""
+
+    row: int
+    """Rows by which the crop lies below (above, if negative) the usual one."""
+    column: int
+    """Columns by which the crop lies right (left, if negative) of the usual one."""
+    flip: bool
+    """Whether it is mirrored after that."""
+
+
+PLAIN = View(0, 0, False)
+"""The test image as it is."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
     """The examples of one dataset, in memory or memory-mapped; one object a dataset and process, compared by identity.
 
-    A pixel enters the network as ``(pixel - shift) * scale``, both per channel; crops pad with zeros before that.
+    Images: a pixel enters the network as ``(pixel - shift) * scale``, both per channel; crops pad with zeros before
+    that. Text: an example is a window of tokens and its labels are the tokens that follow each of them.
     """
 
     name: str
     fingerprint: str
     classes: int
     train_images: NDArray[Any]
-    """(N, height, width, channels), uint8 or float32, as stored."""
+    """(N, height, width, channels), uint8 or float32, as stored; text: (N, length) int32. Photographs: empty, (0,
+    height, width, channels) of the network's input."""
     train_labels: NDArray[np.int64]
-    """(N,)"""
+    """(N,); text: (N, length)"""
     test_images: NDArray[Any]
     test_labels: NDArray[np.int64]
+    """Like the training set's, but flat for text too: (N length,)."""
     shift: NDArray[np.float64]
-    """(channels,)"""
+    """(channels,); text: (0,)"""
     scale: NDArray[np.float64]
-    """(channels,)"""
+    """(channels,); text: (0,)"""
     train_samples: NDArray[np.int64]
     """(N,) Each training example's index in the full dataset: what its augmentation is keyed by."""
     full_train_size: int
     """Number of training examples of the full dataset."""
+    photographs: Photographs | None = None
+    """Where the images are decoded as they are needed."""
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels)"""
-        height, width, channels = self.train_images.shape[1:]
-        return height, width, channels
+    def image_shape(self) -> tuple[int, ...]:
+        """(height, width, channels) of the network's input; text: (length,)"""
+        return self.train_images.shape[1:]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the examples are windows of tokens."""
+        return len(self.image_shape) == 1
+
+    @property
+    def test_examples(self) -> int:
+        """Number of test images or windows; a window has as many test labels as it has tokens."""
+        return len(self.test_labels) // (self.image_shape[0] if self.is_text else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +132,10 @@ class Network:
     """Dropout layers: name -> (shape of one example's mask, rate)."""
     perturbed: str
     """The tensor that ``onebit`` changes: the first layer's weight."""
+    head: str
+    """The last layer's weight."""
+    layers: tuple[str, ...] = ()
+    """Names of the activations by which trained networks are compared, in order."""
 
     @property
     def count(self) -> int:
@@ -94,6 +156,9 @@ class Trainer:
     """The extra of this distribution that installs it."""
     train: str
     """Import path of the training function, ``module:name``; its signature is :class:`Train`."""
+    evaluate: str = ""
+    """Import path of the function that tests given weights, with the signature :class:`Evaluate`; empty: there is none,
+    and no barrier can be computed."""
     network: Callable[..., Network]
     """``network(architecture, image_shape, classes, recipe)`` for an architecture resolved from its name."""
     environment: Callable[[str, int, float], dict[str, str]]
@@ -129,7 +194,9 @@ class Checkpoint:
     epochs: int
     """Epochs done."""
     tensors: dict[str, NDArray[Any]]
-    """Canonical names and layouts: ``weights/NAME`` and ``momentum/NAME``."""
+    """Canonical names and layouts: ``weights/NAME`` and ``momentum/NAME``; where there are any, ``ema/NAME``,
+    ``swa/NAME`` (a sum, float64), ``logits/VARIANT`` (a sum over the cycles so far, float64), ``commits`` (see
+    :attr:`Outcome.commits`) and ``perturbation`` (its description as JSON, in bytes)."""
     losses: NDArray[np.float64]
     """(steps so far,)"""
     history: tuple[Epoch, ...]
@@ -140,13 +207,25 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Another way to get test logits out of the same trained run, e.g. by test-time augmentation."""
+
+    name: str
+    """A view (``flip``), averaged weights (``ema``, ``swa``), or both (``ema+flip``)."""
+    passes: int
+    """Forward passes for each example."""
+    logits: NDArray[np.floating]
+    """(test examples, classes)"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What one finished run gives back."""
 
     status: str
     """``ok``, or ``diverged`` where a loss or logit was not finite."""
     logits: NDArray[np.floating]
-    """(test examples, classes)"""
+    """(test examples, classes); the mean over the cycles where the recipe has several."""
     weights: dict[str, NDArray[np.floating]]
     """Final weights and batch-norm statistics, canonical names and layouts."""
     losses: NDArray[np.float64]
@@ -162,7 +241,16 @@ class Outcome:
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds: ``setup``, ``train``, ``evaluate``."""
     perturbation: dict[str, Any] | None = None
-    """For onebit: ``tensor``, ``index``, ``before``, ``after``."""
+    """For onebit: ``tensor``, ``step`` (steps taken before it), ``elements`` (how many changed), of the first of them
+    ``index``, ``before`` and ``after``, and ``digest``: of all weights, read back from the device right after it."""
+    passes: int = 1
+    """Forward passes for each example behind ``logits``."""
+    variants: tuple[Variant, ...] = ()
+    commits: NDArray[np.int64] | None = None
+    """(steps, 3) for asynchronous training: the worker, the batch of the epoch, and how many steps of the epoch had been
+    taken when the worker read the weights. None for synchronous training."""
+    grams: dict[str, NDArray[np.floating]] = field(default_factory=dict)
+    """For ``keep=layers``: layer -> (m, m) inner products of its activations on the first m test examples."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """The framework's part: versions, device, determinism flags, threads."""
 
@@ -193,6 +281,9 @@ class Context(Protocol):
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint, in place of any earlier one."""
 
+    def commit_log(self) -> NDArray[np.int64] | None:
+        """The log that asynchronous training must follow (see :attr:`Outcome.commits`), or None."""
+
     def should_stop(self) -> bool:
         """Whether to save a checkpoint and raise :class:`Interrupted`. Asked at the end of each epoch."""
 
@@ -205,6 +296,23 @@ class Train(Protocol):
     """The signature of a trainer's training function."""
 
     def __call__(self, run: Run, data: Dataset, context: Context) -> Outcome: ...
+
+
+class Evaluate(Protocol):
+    """The signature of a trainer's function that tests weights without training any."""
+
+    def __call__(
+        self, run: Run, data: Dataset, context: Context, weights: Mapping[str, NDArray[Any]], reestimate: bool
+    ) -> NDArray[np.floating]:
+        """Logits of the test set, (test examples, classes).
+
+        Args:
+            run: says which network, in what element type and determinism profile.
+            data: its examples.
+            context: says on which device.
+            weights: weights and batch-norm statistics, canonical names and layouts.
+            reestimate: estimate the batch-norm statistics anew on the training examples, plain and in their order.
+        """
 
 
 def epoch_values(epoch: Epoch) -> dict[str, float]:

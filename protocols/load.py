@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from protocols.errors import UserError, unknown
 from protocols.imports import is_import_path, load_object
 from protocols.protocol import Protocol
 
+_FULL: dict[str, str] = {
+    "summers2021": "protocols.summers2021:summers2021",
+    "summers2021-table1": "protocols.summers2021:table1",
+    "summers2021-onebit": "protocols.summers2021:onebit",
+    "summers2021-instability": "protocols.summers2021:instability",
+    "summers2021-architectures": "protocols.summers2021:architectures",
+    "summers2021-mnist": "protocols.summers2021:mnist",
+    "summers2021-imagenet": "protocols.summers2021:imagenet",
+    "summers2021-mitigation": "protocols.summers2021:mitigation",
+    "summers2021-grid": "protocols.summers2021:factors",
+    "summers2021-language": "protocols.summers2021:language",
+    "morin2020": "protocols.morin2020:morin2020",
+    "zhuang2022": "protocols.zhuang2022:zhuang2022",
+    "jordan2024": "protocols.jordan2024:jordan2024",
+    "butterfly": "protocols.butterfly:butterfly",
+}
+_SMALL = {f"{name}-small": name for name in _FULL}
+
 PROTOCOLS: dict[str, str] = {
     "quickstart": "protocols.quickstart:quickstart",
     "quickstart-tiny": "protocols.quickstart:tiny",
-    "summers2021-table1": "protocols.summers2021:table1",
+    **_FULL,
+    **{small: _FULL[name] for small, name in _SMALL.items()},
 }
-"""Protocols that ship with the project: short name -> import path of the function that makes it."""
+"""Protocols that ship with the project: short name -> import path of the function that makes it. A small form is made
+by the module's function ``small`` from the full one."""
 
 
 def load_protocol(name: str) -> Protocol:
@@ -34,6 +54,9 @@ def load_protocol(name: str) -> Protocol:
         raise UserError(f"protocol {name!r} raised {type(error).__name__}: {error}") from error
     if not isinstance(protocol, Protocol):
         raise UserError(f"protocol {name!r} returned {_article(protocol)}, not a Protocol")
+    if name in _SMALL:
+        small: Callable[[Protocol], Protocol] = load_object(f"{PROTOCOLS[name].partition(':')[0]}:small", "small form")
+        return small(protocol)
     return protocol
 
 

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from protocols.errors import UserError, unknown
+from protocols.perturbation import Perturbation
 from protocols.protocol import Cell, DatasetSpec, Protocol
 from protocols.recipe import Recipe
-from protocols.sources import CONTROL, parse_sources
+from protocols.sources import CONTROL, all_but_one, factorial, parse_sources
 
-_PROTOCOL_FIELDS = ("replicates", "control_replicates", "base_seeds", "library", "measures", "margin")
-"""What may be set of a protocol itself: all but its cells and the texts that describe it."""
+_DESCRIBED = ("name", "summary", "cells", "reference", "deviations")
+"""What may not be set of a protocol: its cells and the texts that describe it."""
 
-_SELECTED: dict[str, Callable[[Cell], str]] = {
-    "source": lambda cell: cell.source,
-    "architecture": lambda cell: cell.architecture,
-    "dataset": lambda cell: cell.dataset.name,
-    "trainer": lambda cell: cell.trainer,
-}
+_DESIGNS: dict[str, Callable[..., tuple[str, ...]]] = {"factorial:": factorial, "all-but-one:": all_but_one}
+"""Several sets of sources under one name: ``factorial:init+shuffle``, ``all-but-one:init+shuffle``."""
 
 
 def apply_settings(protocol: Protocol, settings: Sequence[str]) -> Protocol:
     """The protocol with fields replaced.
 
     A field is one of the protocol's own (``replicates=10``) or one of its cells' (``recipe.epochs=20``,
-    ``dataset.train_size=1000``), which is set in every cell. Several values of a cell's field, joined by commas,
-    multiply the cells; cells that become equal are kept once. Each setting is added to the protocol's deviations.
+    ``dataset.train_size=1000``, ``perturb.step=10``), which is set in every cell. Several values of a cell's field,
+    joined by commas, multiply the cells; the members of one value that is a list are joined by ``+``
+    (``recipe.views=flip+crop25``). Cells that become equal are kept once. ``source=factorial:init+shuffle`` stands for
+    every set of these, ``source=all-but-one:init+shuffle`` for all sources but each of these in turn, and all.
+    ``replicates`` holds for every cell. Each setting is added to the protocol's deviations.
 
     Args:
         protocol: what to change.
@@ -39,29 +40,35 @@ def apply_settings(protocol: Protocol, settings: Sequence[str]) -> Protocol:
         UserError: a setting is malformed, its field unknown or named twice, or its value of the wrong type or out of
             range.
     """
-    own, shared = _types(Protocol), _cell_types()
-    fields = {name: own[name] for name in _PROTOCOL_FIELDS} | shared
+    shared = _cell_types()
+    fields = {name: kind for name, kind in _types(Protocol).items() if name not in _DESCRIBED} | shared
     changes: dict[str, Any] = {}
-    cells: tuple[Cell, ...] = protocol.cells
+    choices: dict[str, list[Any]] = {}
     for name, text in _assignments("--set", settings):
         if name not in fields:
             raise unknown("field", name, fields)
         if name in shared:
-            values = [_parse(name, part, fields[name]) for part in _parts("--set", name, text)]
-            cells = tuple(dict.fromkeys(_with(cell, name, value) for cell in cells for value in values))
+            parts = _parts("--set", name, text)
+            if name == "source":
+                parts = [source for part in parts for source in _design(part)]
+            choices[name] = [_parse(name, part, fields[name], "+") for part in parts]
         else:
-            changes[name] = _parse(name, text, fields[name])
+            changes[name] = _parse(name, text, fields[name], ",")
+    sets = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    cells = [_with(cell, values) for cell in protocol.cells for values in sets]
+    if "replicates" in changes:
+        cells = [dataclasses.replace(cell, replicates=None) for cell in cells]
     if settings:
         changes["deviations"] = (*protocol.deviations, *(f"set for this study: {setting}" for setting in settings))
-    return dataclasses.replace(protocol, cells=cells, **changes)
+    return dataclasses.replace(protocol, cells=tuple(dict.fromkeys(cells)), **changes)
 
 
 def select_cells(protocol: Protocol, selections: Sequence[str]) -> Protocol:
     """The protocol with some of its cells.
 
-    A cell stays where, for every key named (source, architecture, dataset, trainer), it has one of the values given.
-    Sets of sources are compared regardless of order. The control, which every group gets anyway, can be selected by
-    ``source=none``.
+    A cell stays where, for every key named (source, architecture, dataset, trainer, or a field such as
+    ``recipe.cycles`` or ``perturb.step``), it has one of the values given. Sets of sources are compared regardless of
+    order. The control, which every group gets anyway, can be selected by ``source=none``.
 
     Args:
         protocol: what to select from.
@@ -71,17 +78,21 @@ def select_cells(protocol: Protocol, selections: Sequence[str]) -> Protocol:
         UserError: a selection is malformed, its key unknown, its value in no cell, or no cell has all that was asked
             for.
     """
-    controls = [dataclasses.replace(cell, source=CONTROL) for cell in protocol.cells]
-    cells: Iterable[Cell] = dict.fromkeys((*protocol.cells, *controls))
-    for key, text in _assignments("--only", selections):
-        if key not in _SELECTED:
-            raise unknown("key of --only", key, _SELECTED)
-        present = {_comparable(key, _SELECTED[key](cell)) for cell in (*protocol.cells, *controls)}
-        wanted = {_comparable(key, value) for value in _parts("--only", key, text)}
+    keys, wishes = _cell_types(), _assignments("--only", selections)
+    all_cells = protocol.cells
+    if any(key == "source" for key, _ in wishes):
+        controls = (dataclasses.replace(cell, source=CONTROL) for cell in protocol.cells)
+        all_cells = tuple(dict.fromkeys((*protocol.cells, *controls)))
+    cells: Iterable[Cell] = all_cells
+    for key, text in wishes:
+        if key not in keys:
+            raise unknown("key of --only", key, keys)
+        present = {_comparable(key, _get(cell, key)) for cell in all_cells}
+        wanted = {_comparable(key, _parse(key, value, keys[key], "+")) for value in _parts("--only", key, text)}
         for value in sorted(wanted - present):
             has = ", ".join(sorted(present))
             raise UserError(f"--only: no cell of protocol {protocol.name} has {key} {value!r}; it has {has}")
-        cells = [cell for cell in cells if _comparable(key, _SELECTED[key](cell)) in wanted]
+        cells = [cell for cell in cells if _comparable(key, _get(cell, key)) in wanted]
     if not selections:
         return protocol
     kept = tuple(cells)
@@ -103,15 +114,32 @@ def _assignments(option: str, texts: Sequence[str]) -> list[tuple[str, str]]:
     return list(pairs.items())
 
 
-def _parts(option: str, name: str, text: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",")]
+def _parts(option: str, name: str, text: str, joint: str = ",") -> list[str]:
+    parts = [part.strip() for part in text.split(joint)]
     if not all(parts):
-        raise UserError(f"{option} {name}={text}: a value between the commas is empty")
+        raise UserError(
+            f"{option} {name}={text}: a value between the {'commas' if joint == ',' else 'plus signs'} is empty"
+        )
     return parts
 
 
-def _comparable(key: str, value: str) -> str:
-    return "+".join(parse_sources(value)) or CONTROL if key == "source" else value
+def _design(text: str) -> tuple[str, ...]:
+    """The sets of sources that a value of ``source`` stands for."""
+    for prefix, design in _DESIGNS.items():
+        if text.startswith(prefix):
+            return design(*(name.strip() for name in text.removeprefix(prefix).split("+")))
+    return (text,)
+
+
+def _comparable(key: str, value: Any) -> str:
+    """A cell's value as it is written, sets of sources sorted."""
+    if key == "source":
+        return "+".join(parse_sources(value)) or CONTROL
+    if isinstance(value, tuple):
+        return "+".join(value) or "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _types(owner: type) -> Mapping[str, Any]:
@@ -120,29 +148,45 @@ def _types(owner: type) -> Mapping[str, Any]:
 
 def _cell_types() -> dict[str, Any]:
     names = {"source": str, "architecture": str, "dataset": str, "trainer": str}
-    recipe = {f"recipe.{name}": kind for name, kind in _types(Recipe).items()}
-    sizes = {f"dataset.{name}": kind for name, kind in _types(DatasetSpec).items() if name != "name"}
-    return names | recipe | sizes
+    owners = {"recipe": Recipe, "dataset": DatasetSpec, "perturb": Perturbation}
+    fields = {f"{owner}.{name}": kind for owner, values in owners.items() for name, kind in _types(values).items()}
+    return names | {name: kind for name, kind in fields.items() if name != "dataset.name"}
 
 
-def _with(cell: Cell, name: str, value: Any) -> Cell:
-    """The cell with one field changed; ``dataset`` stands for the dataset's name and leaves its sizes."""
+def _field(name: str) -> tuple[str, str]:
+    """The part of a cell that a field belongs to, and its name there; ``dataset`` is the name, apart from the sizes."""
     owner, _, field = ("dataset.name" if name == "dataset" else name).rpartition(".")
-    if not owner:
-        return dataclasses.replace(cell, **{field: value})
-    return dataclasses.replace(cell, **{owner: dataclasses.replace(getattr(cell, owner), **{field: value})})
+    return owner, field
 
 
-def _parse(name: str, text: str, kind: Any) -> Any:
-    """The value that ``text`` writes, of the annotated type ``kind``."""
+def _get(cell: Cell, name: str) -> Any:
+    owner, field = _field(name)
+    return getattr(getattr(cell, owner) if owner else cell, field)
+
+
+def _with(cell: Cell, values: Mapping[str, Any]) -> Cell:
+    """The cell with some fields changed, those of one part at once, since they are checked together."""
+    changes: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        owner, field = _field(name)
+        changes.setdefault(owner, {})[field] = value
+    own = changes.pop("", {})
+    parts = {owner: dataclasses.replace(getattr(cell, owner), **fields) for owner, fields in changes.items()}
+    return dataclasses.replace(cell, **own, **parts)
+
+
+def _parse(name: str, text: str, kind: Any, joint: str) -> Any:
+    """The value that ``text`` writes, of the annotated type ``kind``; ``joint`` joins the members of a list."""
     optional = isinstance(kind, types.UnionType)
     if optional:
         if text.lower() == "none":
             return None
         (kind,) = (member for member in typing.get_args(kind) if member is not type(None))
     if typing.get_origin(kind) is tuple:
+        if text.lower() == "none":
+            return ()
         member = typing.get_args(kind)[0]
-        return tuple(_parse(name, part, member) for part in _parts("--set", name, text))
+        return tuple(_parse(name, part, member, joint) for part in _parts("--set", name, text, joint))
     read, wanted = _READERS[kind]
     try:
         return read(text)

@@ -8,10 +8,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protocols.errors import UserError, unknown
+from protocols.perturbation import Perturbation
 from protocols.recipe import Recipe
-from protocols.sources import LIBRARY_KINDS, parse_sources
+from protocols.sources import ASYNCHRONIES, LIBRARY_KINDS, parse_sources
 
 MEASURES = ("accuracy_sd", "cross_entropy_sd", "disagreement", "correlation", "ensemble_gain")
+
+KEEP = {
+    "weights": "the final weights, as a safetensors file beside the record",
+    "layers": "the inner products of every layer's activations on the first test examples, which CKA compares",
+    "barrier": "onebit only: the loss barrier on the straight line to the unchanged run's weights, with batch-norm "
+    "statistics estimated anew",
+}
+"""What a run may leave beside what every record holds."""
+
+ISOLATIONS = {
+    "profile": "a process trains one run after another while the determinism profile stays the same",
+    "process": "every run has a process of its own",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +36,25 @@ class DatasetSpec:
     train_size: int | None = None
     """Number of training examples, the same share of each class, the first of each class; None: all."""
     test_size: int | None = None
+    image_size: int | None = None
+    """Images are shrunk to this many pixels a side, by the mean over squares; None: as they are."""
+    skip_broken: bool = False
+    """Photographs that cannot be decoded are left out, and counted, instead of stopping the study."""
 
     def __post_init__(self) -> None:
-        for name in ("train_size", "test_size"):
+        for name in ("train_size", "test_size", "image_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UserError(f"dataset.{name} must be at least 1, not {value}")
 
     def __str__(self) -> str:
         sizes = "/".join("all" if size is None else str(size) for size in (self.train_size, self.test_size))
-        return self.name if sizes == "all/all" else f"{self.name}[{sizes}]"
+        parts = [] if sizes == "all/all" else [sizes]
+        if self.image_size is not None:
+            parts.append(f"{self.image_size}px")
+        if self.skip_broken:
+            parts.append("skip broken")
+        return f"{self.name}[{' '.join(parts)}]" if parts else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +67,15 @@ class Cell:
     dataset: DatasetSpec
     trainer: str
     recipe: Recipe = field(default_factory=Recipe)
+    perturb: Perturbation = field(default_factory=Perturbation)
+    """What onebit changes, where it varies."""
+    replicates: int | None = None
+    """How often the cell is repeated, where that differs from the protocol's ``replicates``."""
 
     def __post_init__(self) -> None:
         parse_sources(self.source)
+        if self.replicates is not None and self.replicates < 1:
+            raise UserError(f"replicates of a cell must be at least 1, not {self.replicates}")
 
     def __str__(self) -> str:
         return f"{self.source} / {self.architecture} / {self.dataset} / {self.trainer}"
@@ -70,6 +99,16 @@ class Protocol:
     """Each gives the whole grid once more. Cells that share a base seed are conditional on it."""
     library: str = "order"
     """What the ``library`` source is, where it varies: see ``LIBRARY_KINDS``."""
+    asynchrony: str = "simulated"
+    """What the ``async`` source is, where it varies: see ``ASYNCHRONIES``."""
+    keep: tuple[str, ...] = ()
+    """What runs leave beside their records: see ``KEEP``."""
+    ensemble: int | None = None
+    """Reports show deep ensembles of so many replicates beside what reduces the noise at less cost."""
+    isolation: str = "profile"
+    """How runs share processes: see ``ISOLATIONS``. Changes no bit."""
+    between_runs: str | None = None
+    """A command run before each run, e.g. to reset a GPU; its exit code is recorded. Changes no bit."""
     measures: tuple[str, ...] = MEASURES
     margin: float = 1.25
     """Two SDs whose ratio lies within 1/margin to margin count as alike."""
@@ -97,6 +136,17 @@ class Protocol:
         for measure in self.measures:
             if measure not in MEASURES:
                 raise unknown("measure", measure, MEASURES)
+        if self.asynchrony not in ASYNCHRONIES:
+            raise unknown("kind of asynchrony", self.asynchrony, ASYNCHRONIES)
+        if self.isolation not in ISOLATIONS:
+            raise unknown("isolation", self.isolation, ISOLATIONS)
+        for kept in self.keep:
+            if kept not in KEEP:
+                raise unknown("thing to keep", kept, KEEP)
+        if len(set(self.keep)) < len(self.keep):
+            raise UserError("keep names one thing twice")
+        if self.ensemble is not None and self.ensemble < 2:
+            raise UserError(f"ensemble must be at least 2, not {self.ensemble}")
         if not (self.margin > 1 and math.isfinite(self.margin)):
             raise UserError(f"margin must be a finite number above 1, not {self.margin}")
 

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protocols.perturbation import Perturbation
 from protocols.protocol import DatasetSpec
 from protocols.recipe import Recipe
-from protocols.sources import HELD
+from protocols.sources import HELD, is_own
 
-SPECIFICATION_VERSION = 1
+SPECIFICATION_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,12 @@ class Run:
     """The varying sources, explicit and sorted; empty for the control."""
     library: str
     """The kind of library variation, or ``held``."""
+    asynchrony: str = HELD
+    """The kind of asynchrony where async varies; ``held``: the schedule of seed 0, or none with one worker."""
+    perturb: Perturbation | None = None
+    """What is changed where onebit varies."""
+    keep: tuple[str, ...] = ()
+    """What is left beside the record, sorted: see ``KEEP``."""
     architecture: str
     dataset: DatasetSpec
     dataset_fingerprint: str
@@ -49,28 +56,47 @@ class Run:
     @property
     def group(self) -> str:
         """Names the group (architecture x dataset x trainer x recipe x base seed) that shares a control."""
-        values = dataclasses.asdict(dataclasses.replace(self, varies=(), library=HELD, replicate=0))
+        values = dataclasses.asdict(self.control)
         return hashlib.sha256(canonical(values).encode()).hexdigest()[:16]
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """Everything it is made of by name, each perhaps an import path."""
+        return self.trainer, self.architecture, self.dataset.name, *(name for name in self.varies if is_own(name))
+
+    @property
+    def control(self) -> Run:
+        """The first control of this run's group."""
+        return self._varying(())
+
+    @property
     def profile(self) -> str:
-        """The determinism profile of the process this run needs: ``held``, ``native`` or ``kernel-N``.
+        """The determinism profile of the process this run needs: ``held``, ``native`` or ``kernel-N``, with ``+K`` where
+        K asynchronous workers race.
 
         Switches of a profile are global to a process and partly read at import, so one process serves one profile.
         """
-        if self.library == "kernel":
-            return f"kernel-{self.replicate}"
-        return "native" if self.library == "native" else HELD
+        kind = f"kernel-{self.replicate}" if self.library == "kernel" else HELD
+        if self.library == "native":
+            kind = "native"
+        return f"{kind}+{self.recipe.async_workers}" if self.asynchrony == "real" else kind
 
     def without(self, source: str) -> Run:
         """The same run with ``source`` held. The control has one replicate index, 0, since nothing in it varies."""
-        varies = tuple(name for name in self.varies if name != source)
-        return dataclasses.replace(
+        return self._varying(tuple(name for name in self.varies if name != source))
+
+    def _varying(self, varies: tuple[str, ...]) -> Run:
+        """The same run with fewer sources varying."""
+        fewer = dataclasses.replace(
             self,
             varies=varies,
             library=self.library if "library" in varies else HELD,
+            asynchrony=self.asynchrony if "async" in varies else HELD,
+            perturb=self.perturb if "onebit" in varies else None,
             replicate=self.replicate if varies else 0,
         )
+        modules = {name.partition(":")[0] for name in fewer.named}
+        return dataclasses.replace(fewer, code=tuple(pair for pair in self.code if pair[0] in modules))
 
 
 def canonical(values: Mapping[str, Any]) -> str:
@@ -89,8 +115,9 @@ def run_from_specification(specification: str) -> Run:
         if values.pop("version") != SPECIFICATION_VERSION:
             raise ValueError("it was written by another version")
         values["dataset"] = DatasetSpec(**values["dataset"])
-        values["recipe"] = Recipe(**values["recipe"])
-        values["varies"] = tuple(values["varies"])
+        values["recipe"] = Recipe(**values["recipe"] | {"views": tuple(values["recipe"]["views"])})
+        values["perturb"] = None if values["perturb"] is None else Perturbation(**values["perturb"])
+        values["varies"], values["keep"] = tuple(values["varies"]), tuple(values["keep"])
         values["code"] = tuple((module, version) for module, version in values["code"])
         return Run(**values)
     except (KeyError, TypeError, AttributeError) as error:

@@ -7,7 +7,7 @@ frameworks draw the same values.
 Each source has its own seed ``SeedSequence(base_seed, spawn_key=(n, r))`` with n the source's number, r = 0 where it is
 held and replicate + 1 where it varies. A cell that varies several sources appends the set of their numbers as a
 bit mask, so that no two cells of a group share a varied seed. onebit does not count here, since a run with a changed
-bit is held against the same run without it.
+bit is held against the same run without it; nor does hardware, which no seed drives.
 """
 
 from __future__ import annotations
@@ -18,26 +18,32 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.perturbation import Perturbation
 from protocols.run import Run
-from protocols.sources import SOURCES
+from protocols.sources import SOURCES, source_number
 
 Int64 = NDArray[np.int64]
 Floats = NDArray[np.floating]
 
 _FIELD = np.uint64(2**24 - 1)
+_SHORT = np.uint64(2**16 - 1)
+_TRIES = 10
+_CROP_WORDS = 12
 
 
 def seed_key(run: Run, source: str) -> tuple[int, ...]:
     """The spawn key of a source's seed in this run."""
-    number = SOURCES[source].number
+    number = source_number(source)
     # The replicates of onebit share one permutation and take different entries of it.
-    if source not in run.varies or source == "onebit":
+    if source not in run.varies or source in ("onebit", "hardware"):
         return (number, 0)
-    # Not counting onebit: a run must share every seed with the same run without the changed bit.
-    varied = [name for name in run.varies if name != "onebit"]
+    # Not counting onebit: a run must share every seed with the same run without the changed bit. Nor hardware, which has
+    # no seed and lets one see the same runs elsewhere.
+    varied = [name for name in run.varies if name not in ("onebit", "hardware")]
     if len(varied) == 1:
         return (number, run.replicate + 1)
-    return (number, run.replicate + 1, sum(1 << SOURCES[name].number for name in varied))
+    own = sorted(source_number(name) for name in varied if name not in SOURCES)
+    return (number, run.replicate + 1, sum(1 << SOURCES[name].number for name in varied if name in SOURCES), *own)
 
 
 def generator(run: Run, source: str, *purpose: int | str) -> np.random.Generator:
@@ -91,43 +97,125 @@ def crops_and_flips(run: Run, epoch: int, samples: int) -> tuple[Int64, Int64, I
     return rows.astype(np.int64), columns.astype(np.int64), flips.astype(np.int64)
 
 
+def resized_crops(run: Run, epoch: int, sizes: Int64, samples: Int64) -> Int64:
+    """Random parts of photographs, and whether they are mirrored: top, left, height, width and flip, (n, 5).
+
+    The usual law (Szegedy et al. 2015): the part has a share of the area uniform in 0.08 to 1 and an aspect ratio
+    (width over height) log-uniform in 3/4 to 4/3; the first of ten that fits into the photograph is placed uniformly.
+    Where none fits it is the largest central part of an allowed aspect ratio. Without crops it is the central square of
+    7/8 of the shorter side, which is what a test image shows.
+
+    Twelve 64-bit Philox words belong to each sample: one a try (16 bits each for area, aspect, top and left), one for
+    the flip. So its draw depends on (augment seed, epoch, sample) alone.
+
+    Args:
+        run: the run.
+        epoch: from 0.
+        sizes: (n, 2) height and width of each photograph.
+        samples: (n,) its index in the full dataset.
+    """
+    raw = generator(run, "augment", epoch, "photographs").bit_generator.random_raw(
+        _CROP_WORDS * (int(samples.max()) + 1)
+    )
+    words = raw.astype(np.uint64).reshape(-1, _CROP_WORDS)[samples]
+    boxes = _central(sizes) if run.recipe.crop else _central_square(sizes)
+    pending = np.arange(len(samples)) if run.recipe.crop else np.arange(0)
+    for number in range(_TRIES):
+        area, aspect, top, left = ((words[pending, number] >> np.uint64(16 * part)) & _SHORT for part in range(4))
+        height, width = sizes[pending].T
+        pixels = height * width * (0.08 + 0.92 * (area + 0.5) / 2**16)
+        ratio = (3 / 4) * (16 / 9) ** ((aspect + 0.5) / 2**16)
+        high = np.rint(np.sqrt(pixels / ratio)).astype(np.int64)
+        wide = np.rint(np.sqrt(pixels * ratio)).astype(np.int64)
+        fits = (high > 0) & (high <= height) & (wide > 0) & (wide <= width)
+        rows = (top.astype(np.int64) * (height - high + 1)) >> 16
+        columns = (left.astype(np.int64) * (width - wide + 1)) >> 16
+        boxes[pending[fits]] = np.stack([rows, columns, high, wide], axis=1)[fits]
+        pending = pending[~fits]
+    flips = (words[:, _TRIES] >> np.uint64(63)) if run.recipe.flip else np.zeros(len(samples), np.uint64)
+    return np.concatenate([boxes, flips[:, None].astype(np.int64)], axis=1)
+
+
+def plain_crops(sizes: Int64) -> Int64:
+    """The part of each training photograph that a test image would show, in the form of :func:`resized_crops`."""
+    return np.concatenate([_central_square(sizes), np.zeros((len(sizes), 1), np.int64)], axis=1)
+
+
+def _central(sizes: Int64) -> Int64:
+    """The largest central part whose width over height lies in 3/4 to 4/3: top, left, height, width, (n, 4)."""
+    heights, widths = sizes.T
+    high = np.minimum(heights, np.rint(widths * 4 / 3).astype(np.int64))
+    wide = np.minimum(widths, np.rint(heights * 4 / 3).astype(np.int64))
+    return np.stack([(heights - high) // 2, (widths - wide) // 2, high, wide], axis=1)
+
+
+def _central_square(sizes: Int64) -> Int64:
+    sides = np.maximum(sizes.min(axis=1) * 7 // 8, 1)
+    return np.stack([(sizes[:, 0] - sides) // 2, (sizes[:, 1] - sides) // 2, sides, sides], axis=1)
+
+
 def dropout_keep(run: Run, step: int, layer: str, shape: tuple[int, ...], rate: float) -> NDArray[np.bool_]:
     """Which units stay on in one step of one dropout layer; each is dropped with probability ``rate``."""
     return generator(run, "dropout", step, layer).random(shape, dtype=np.float32) >= np.float32(rate)
 
 
-def onebit_pairs(tensor: Floats) -> int:
-    """How many different one-bit changes a tensor admits: two directions for each element that is not zero."""
-    return 2 * int(np.count_nonzero(tensor))
+def service_times(run: Run, epoch: int, batches: int) -> NDArray[np.float64]:
+    """How long an asynchronous worker takes for each batch of an epoch, exponential with mean 1; (batches,)."""
+    return generator(run, "async", epoch).exponential(size=batches)
 
 
-def flip_one_bit(run: Run, tensor: Floats) -> tuple[Floats, dict[str, float | int]]:
-    """Move one nonzero element to its neighbouring floating-point number.
+def onebit_choices(perturbation: Perturbation, tensor: Floats) -> int | None:
+    """How many different changes of one element a tensor admits; None: as many as one likes (noise, many elements)."""
+    if perturbation.kind == "gaussian" or perturbation.fraction:
+        return None
+    elements = int(np.count_nonzero(tensor)) if perturbation.element is None else 1
+    return elements * (2 if perturbation.direction == "either" else 1)
 
-    The pair (element, direction) is the replicate-th entry of a permutation that all replicates share, so no two
-    replicates make the same change.
+
+def perturbed(run: Run, tensor: Floats) -> tuple[Floats, dict[str, float | int]]:
+    """Change a tensor as ``run.perturb`` says, for the run's replicate.
+
+    One element by one ulp: the pair (element that is not 0, direction) is the replicate-th entry of a permutation that
+    all replicates share, so no two replicates make the same change. A share of the elements, or noise: drawn by
+    replicate.
 
     Returns:
-        The changed copy, and what was changed: flat index (row-major), value before, value after.
+        The changed copy, and what was changed: how many elements, and of the first of them the flat index (row-major),
+        the value before and the value after.
 
     Raises:
-        ValueError: the replicate index is not below :func:`onebit_pairs`.
+        ValueError: there are fewer different changes than replicates.
     """
-    elements = np.flatnonzero(tensor)
-    if run.replicate >= 2 * len(elements):
-        raise ValueError(f"replicate {run.replicate} of onebit, but the tensor admits {2 * len(elements)} changes")
-    entry = int(generator(run, "onebit").permutation(2 * len(elements))[run.replicate])
-    index, up = int(elements[entry // 2]), bool(entry % 2)
+    assert run.perturb is not None
+    how, choices = run.perturb, onebit_choices(run.perturb, tensor)
+    candidates = np.flatnonzero(tensor) if how.element is None else np.array([how.element])
+    if choices is not None:
+        if run.replicate >= choices:
+            raise ValueError(f"replicate {run.replicate} of onebit, but the tensor admits {choices} changes")
+        entry = int(generator(run, "onebit").permutation(choices)[run.replicate])
+        chosen, upwards = candidates[[entry // (choices // len(candidates))]], np.array([bool(entry % 2)])
+    else:
+        rng = generator(run, "onebit", "elements", run.replicate)
+        count = max(1, round(how.fraction * len(candidates)))
+        chosen = np.sort(rng.permutation(candidates)[:count])
+        upwards = rng.random(count) < 0.5
+    if how.direction != "either":
+        upwards = np.full(len(chosen), how.direction == "up")
+    before = tensor.flat[chosen]
+    if how.kind == "gaussian":
+        noise = generator(run, "onebit", "noise", run.replicate).standard_normal(len(chosen))
+        after = (before + how.scale * tensor.std(dtype=np.float64) * noise).astype(tensor.dtype)
+    else:
+        after = np.nextafter(before, np.where(upwards, np.inf, -np.inf).astype(tensor.dtype))
     changed = tensor.copy()
-    before = changed.flat[index]
-    after = np.nextafter(before, before.dtype.type(np.inf if up else -np.inf))
-    changed.flat[index] = after
-    return changed, {"index": index, "before": float(before), "after": float(after)}
+    changed.flat[chosen] = after
+    first = {"index": int(chosen[0]), "before": float(before[0]), "after": float(after[0])}
+    return changed, {"elements": len(chosen), **first}
 
 
 def seeds(run: Run) -> Mapping[str, tuple[int, ...]]:
     """The spawn key of every source, for the record."""
-    return {name: seed_key(run, name) for name in SOURCES}
+    return {name: seed_key(run, name) for name in dict.fromkeys((*SOURCES, *run.varies))}
 
 
 def _word(part: int | str) -> int:

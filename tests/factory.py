@@ -6,6 +6,7 @@ values one can reason about; everything else in a record follows from its run.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -17,10 +18,11 @@ import numpy as np
 
 from orchestrator.analysis import measures
 from protocols import streams
+from protocols.perturbation import Perturbation
 from protocols.protocol import DatasetSpec
 from protocols.recipe import Recipe
 from protocols.run import Run
-from protocols.sources import HELD
+from protocols.sources import HELD, label_sources
 
 ALL = ("augment", "dropout", "init", "library", "shuffle")
 SOURCES = ("none", "init", "shuffle", "augment", "dropout", "library", "onebit", "all")
@@ -35,7 +37,7 @@ PROVENANCE = {
     "cores": 2,
     "host": "node",
     "gpus": [],
-    "trainer": {"device": "cpu", "threads": 1, "deterministic": True},
+    "trainer": {"device": "cpu", "torch": "2.13.0", "threads": 1, "deterministic": True},
     "environment": {"OMP_NUM_THREADS": "1"},
 }
 
@@ -58,10 +60,12 @@ def plan(
     base_seed: int = 0,
     library: str = "order",
     recipe: Recipe | None = None,
+    **fields: Any,
 ) -> list[Fake]:
-    """One group's runs, replicate by replicate."""
+    """One group's runs, replicate by replicate; ``fields`` are fields of every run. A source may carry choices, as
+    ``onebit[step=10]`` does: a label, whose perturbation is given by ``perturb``."""
     return [
-        Fake(_run(source, replicate, trainer, architecture, dataset, base_seed, library, recipe), source)
+        Fake(_run(source, replicate, trainer, architecture, dataset, base_seed, library, recipe, fields), source)
         for replicate in range(replicates)
         for source in sources
     ]
@@ -76,9 +80,11 @@ def _run(
     base_seed: int,
     library: str,
     recipe: Recipe | None,
+    fields: dict[str, Any],
 ) -> Run:
-    varies = {"none": (), "all": ALL}.get(source, tuple(sorted(source.split("+"))))
-    return Run(
+    varies = {"none": (), "all": ALL}.get(source, tuple(sorted(label_sources(source))))
+    perturb = fields.get("perturb", Perturbation())
+    run = Run(
         varies=varies,
         library=library if "library" in varies else HELD,
         architecture=architecture,
@@ -90,6 +96,7 @@ def _run(
         base_seed=base_seed,
         replicate=replicate,
     )
+    return dataclasses.replace(run, **fields | {"perturb": perturb if "onebit" in varies else None})
 
 
 def labels(examples: int = 300, classes: int = 10) -> np.ndarray:
@@ -132,6 +139,7 @@ def record(fake: Fake, **changes: Any) -> dict[str, Any]:
         "dataset": str(run.dataset),
         "trainer": run.trainer,
         "library": run.library,
+        "asynchrony": run.asynchrony,
         "group": run.group,
         "base_seed": run.base_seed,
         "replicate": run.replicate,
@@ -148,8 +156,10 @@ def record(fake: Fake, **changes: Any) -> dict[str, Any]:
         "parameters": 4810,
         "logits": own,
         "logits_precision": "float32",
+        "passes": 1,
         "predictions": own.argmax(axis=1).astype(np.int32),
         "labels_fingerprint": labels_fingerprint(truth),
+        "variants": [],
         "losses": np.geomspace(2.3, loss, steps).astype(np.float32),
         "history": [
             {
@@ -162,6 +172,9 @@ def record(fake: Fake, **changes: Any) -> dict[str, Any]:
             }
             for epoch in range(1, epochs + 1)
         ],
+        "staleness_mean": None,
+        "staleness_max": None,
+        "commits": [],
         "seconds": 0.5 * epochs,
         "train_seconds": 0.4 * epochs,
         "evaluate_seconds": 0.05 * epochs,
@@ -173,14 +186,24 @@ def record(fake: Fake, **changes: Any) -> dict[str, Any]:
         "onebit_index": run.replicate if onebit else None,
         "onebit_before": 0.1 if onebit else None,
         "onebit_after": float(np.nextafter(np.float32(0.1), np.float32(1))) if onebit else None,
+        "onebit_step": 0 if onebit else None,
+        "onebit_elements": 1 if onebit else None,
+        "onebit_digest": _hash("perturbed", run.id) if onebit else None,
         "weights_changed": 4800 if onebit else None,
         "weights_total": 4810 if onebit else None,
         "predictions_changed": 7 if onebit else None,
         "first_differing_step": 6 if onebit else None,
+        "distance": 1.5 if onebit else None,
+        "cosine": 0.98 if onebit else None,
+        "largest_ulp": 2**24 if onebit else None,
+        "barrier_error": None,
+        "barrier_loss": None,
+        "kept": [],
         "seeds": {name: json.dumps(key) for name, key in streams.seeds(run).items()},
         "process": f"node:{100 + run.replicate % 2}:1714564800",
         "host": "node",
         "device": "cpu",
+        "hardware": "cpu, torch 2.13.0",
         "provenance": json.dumps(PROVENANCE, sort_keys=True),
         "fingerprint": "f00d" * 4,
     }

@@ -1,19 +1,23 @@
 """A trainer, a dataset and misbehaviour for tests of everything around training: NumPy only, milliseconds an epoch.
 
-A "network" is one matrix; an epoch adds noise that depends on every source. A file in the folder NOISEGRID_FAKE makes a
+A "network" is one matrix; an epoch adds noise that depends on every source. Workers are asynchronous in that the noise
+depends on how stale each step is, and they race in that chance decides it. A file in the folder NOISEGRID_FAKE makes a
 run misbehave: ``WHAT-REPLICATE``, taken away by the run that obeys it, or ``WHAT-REPLICATE-always``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocols import streams
 from protocols.contract import (
@@ -26,10 +30,12 @@ from protocols.contract import (
     Outcome,
     Parameter,
     Trainer,
+    Variant,
 )
 from protocols.digest import digest
 from protocols.recipe import Recipe
 from protocols.run import Run
+from trainers.asynchrony import Schedule
 from trainers.datasets import from_arrays
 
 STEPS = 4
@@ -50,6 +56,8 @@ def network(architecture: Any, image_shape: tuple[int, int, int], classes: int, 
         ),
         dropout={"head": ((pixels,), 0.1)},
         perturbed="head.weight",
+        head="head.weight",
+        layers=("head",),
     )
 
 
@@ -59,25 +67,43 @@ def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
 
 def train(run: Run, data: Dataset, context: Context) -> Outcome:
     assert os.environ.get("FAKE_PROFILE", "held") == run.profile, "the process has another profile than the run"
+    provenance = {
+        "device": context.device,
+        "threads": context.threads,
+        "torch": os.environ.get("FAKE_VERSION", "1.0"),
+        "supervisor": os.getppid(),
+        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    if "FAKE_SILENT" not in os.environ:
+        context.fingerprint(provenance)
+    schedule = Schedule(run, context.commit_log()) if run.recipe.async_workers > 1 else None
     shape = (data.classes, int(np.prod(data.image_shape)))
     weights = streams.initial_normal(run, "head.weight", shape, 0.1).astype(np.float32)
-    perturbation = None
-    if "onebit" in run.varies:
-        weights, changed = streams.flip_one_bit(run, weights)
-        perturbation = {"tensor": "head.weight", **changed}
+    perturbation, commits = None, np.zeros((0, 3), np.int64)
     initial, history, losses, resumed = digest({"head.weight": weights}), [], np.zeros(0), 0
     if (checkpoint := context.load_checkpoint()) is not None:
         weights, losses, resumed = checkpoint.tensors["weights/head.weight"], checkpoint.losses, checkpoint.epochs
         initial, history = checkpoint.initial_digest, list(checkpoint.history)
+        commits, perturbation = checkpoint.tensors["commits"], json.loads(checkpoint.tensors["perturbation"].tobytes())
     print(f"training replicate {run.replicate} from epoch {resumed}", flush=True)
     for epoch in range(resumed + 1, run.recipe.epochs + 1):
         started = time.perf_counter()
         time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
+        if run.perturb is not None and run.perturb.epoch == epoch - 1:
+            weights, changed = streams.perturbed(run, weights)
+            perturbation = {"tensor": "head.weight", "step": STEPS * (epoch - 1), **changed}
+            perturbation["digest"] = digest({"head.weight": weights})
+            initial = perturbation["digest"] if epoch == 1 else initial
+        if schedule is not None:
+            planned = schedule.epoch(epoch - 1, STEPS)
+            commits = np.concatenate([commits, _race() if planned is None else planned.log()])
         for step in range(STEPS):
             for source in ("shuffle", "augment", "dropout", "library"):
                 noise = streams.generator(run, source, epoch, step).standard_normal(shape).astype(np.float32)
                 # Not linear, so that a change of one bit grows.
                 weights = np.sin(np.float32(3) * weights) + np.float32(0.1) * noise
+            if schedule is not None:
+                weights = weights + np.float32(0.1) * commits[STEPS * (epoch - 1) + step, 2]
             losses = np.append(losses, float(np.abs(weights).mean()))
         if run.recipe.learning_rate > 100:
             losses[-1] = np.nan
@@ -97,7 +123,11 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
             context.save_checkpoint(
                 Checkpoint(
                     epochs=epoch,
-                    tensors={"weights/head.weight": weights},
+                    tensors={
+                        "weights/head.weight": weights,
+                        "commits": commits,
+                        "perturbation": np.frombuffer(json.dumps(perturbation).encode(), np.uint8),
+                    },
                     losses=losses,
                     history=tuple(history),
                     initial_digest=initial,
@@ -108,11 +138,12 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
             raise Interrupted
         if epoch == resumed + 1:
             _misbehave(run)
-    images = data.test_images.reshape(len(data.test_images), -1).astype(np.float32) / np.float32(255)
+    trained = {"head.weight": weights, "norm.mean": weights.mean(axis=1)}
+    logits = evaluate(run, data, context, trained, reestimate=False)
     return Outcome(
         status="diverged" if np.isnan(losses[-1]) else "ok",
-        logits=images @ weights.T,
-        weights={"head.weight": weights, "norm.mean": weights.mean(axis=1)},
+        logits=logits,
+        weights=trained,
         losses=losses,
         history=tuple(history),
         initial_digest=initial,
@@ -121,13 +152,25 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
         images_per_second=1000.0,
         timings={"train": 0.1},
         perturbation=perturbation,
-        provenance={
-            "device": context.device,
-            "threads": context.threads,
-            "supervisor": os.getppid(),
-            "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        },
+        variants=tuple(Variant(name=name, passes=2, logits=2 * logits) for name in run.recipe.views),
+        commits=None if schedule is None else commits,
+        grams={"head": (logits @ logits.T)[:4, :4]} if "layers" in run.keep else {},
+        provenance=provenance,
     )
+
+
+def evaluate(
+    run: Run, data: Dataset, context: Context, weights: Mapping[str, NDArray[Any]], reestimate: bool
+) -> NDArray[np.floating]:
+    images = data.test_images.reshape(len(data.test_images), -1).astype(np.float32) / np.float32(255)
+    return images @ weights["head.weight"].T
+
+
+def _race() -> NDArray[np.int64]:
+    """An epoch's log as chance will have it."""
+    rng = np.random.default_rng()
+    reads = [rng.integers(0, step + 1) for step in range(STEPS)]
+    return np.stack([rng.integers(0, 2, STEPS), rng.permutation(STEPS), reads], axis=1)
 
 
 def _misbehave(run: Run) -> None:
@@ -165,9 +208,10 @@ trainer = Trainer(
     framework="numpy",
     extra="torch",
     train="tests.fake_trainer:train",
+    evaluate="tests.fake_trainer:evaluate",
     network=network,
     environment=environment,
-    sources=frozenset({"init", "shuffle", "augment", "dropout", "library", "onebit"}),
+    sources=frozenset({"init", "shuffle", "augment", "dropout", "library", "onebit", "async", "hardware"}),
     library_kinds=("order", "kernel", "native"),
     kernels=3,
 )

@@ -14,13 +14,15 @@ from protocols.run import Run
 from tests.fake_trainer import blobs
 from trainers.datasets import prepare
 
+_FIELDS = ("library", "asynchrony", "keep", "isolation", "between_runs")
+
 TRAINER = "tests.fake_trainer:trainer"
 
 
 def protocol(sources: Sequence[str] = ("init", "onebit"), *, replicates: int = 2, **recipe: Any) -> Protocol:
-    """Cells of the fake trainer; the control comes by itself. ``library`` is a field of the protocol."""
-    library = recipe.pop("library", "order")
+    """Cells of the fake trainer; the control comes by itself. Fields of the protocol are told from the recipe's."""
     trainers = recipe.pop("trainers", (TRAINER,))
+    fields = {name: recipe.pop(name) for name in _FIELDS if name in recipe}
     return Protocol(
         name="fake",
         summary="runs that take no time",
@@ -32,7 +34,7 @@ def protocol(sources: Sequence[str] = ("init", "onebit"), *, replicates: int = 2
             recipe=Recipe(**{"epochs": 3, "batch_size": 15} | recipe),
         ),
         replicates=replicates,
-        library=library,
+        **fields,
     )
 
 

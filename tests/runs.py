@@ -6,7 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protocols.contract import Checkpoint, Epoch
+from protocols.perturbation import Perturbation
 from protocols.protocol import DatasetSpec
 from protocols.recipe import Recipe
 from protocols.run import Run
@@ -20,6 +24,9 @@ def make_run(trainer: str = "torch", *, varies: tuple[str, ...] = (), replicate:
     values: dict[str, Any] = {
         "varies": tuple(sorted(varies)),
         "library": "order" if "library" in varies else HELD,
+        "asynchrony": "simulated" if "async" in varies else HELD,
+        "perturb": Perturbation() if "onebit" in varies else None,
+        "keep": (),
         "architecture": "dropnet",
         "dataset": DatasetSpec(name="digits", train_size=200, test_size=100),
         "dataset_fingerprint": "digits",
@@ -53,6 +60,7 @@ class MemoryContext:
         self.checkpoint = checkpoint
         self.machine = "this machine"
         self.epochs: list[Epoch] = []
+        self.log: NDArray[np.int64] | None = None
         self._every_epoch = every_epoch
         self._stop_after = stop_after
 
@@ -64,6 +72,9 @@ class MemoryContext:
 
     def load_checkpoint(self) -> Checkpoint | None:
         return self.checkpoint
+
+    def commit_log(self) -> NDArray[np.int64] | None:
+        return self.log
 
     def checkpoint_due(self) -> bool:
         return self._every_epoch

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load
 
-from orchestrator.store import FAILURE_SCHEMA, RECORD_SCHEMA, Store, StoreError, open_store
+from orchestrator.store import FAILURE_SCHEMA, RECORD_SCHEMA, Reference, Store, StoreError, open_store
 from orchestrator.store.files import LocalFiles
 from orchestrator.store.records import WHOLE
 from protocols.contract import Checkpoint, Epoch, epoch_values
@@ -78,8 +79,8 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "garbage": (lambda data: np.random.default_rng(0).bytes(5000), "cannot be read as Parquet"),
     "text": (lambda data: b"not a record\n", "cannot be read as Parquet"),
     "appended to": (lambda data: data + b"PAR1", "cannot be read as Parquet"),
-    "older schema": (lambda data: rewritten(data, version("0")), "not of schema 1"),
-    "no schema version": (lambda data: rewritten(data, unversioned), "not of schema 1"),
+    "older schema": (lambda data: rewritten(data, version("0")), "not of schema 2"),
+    "no schema version": (lambda data: rewritten(data, unversioned), "not of schema 2"),
     "column missing": (lambda data: rewritten(data, lambda table: table.drop_columns("host")), "columns are not those"),
     "two rows": (lambda data: rewritten(data, lambda table: pa.concat_tables([table, table])), "it has 2 rows"),
     "another id": (lambda data: rewritten(data, column("id", "f" * 64)), "it is the record of ffff"),
@@ -124,6 +125,30 @@ class StoreContract:
         ((id, stored),) = store.logits([row["id"]])
         assert id == row["id"]
         assert same_bits(stored, logits)
+
+    def test_variants_keep_their_bits(self, store: Store, row: dict[str, Any]) -> None:
+        logits = np.random.default_rng(0).standard_normal((2, 300, 10)).astype(np.float32)
+        scores = {"passes": 26, "accuracy": 0.5, "cross_entropy": None}
+        variants = [
+            {"name": name, **scores, "logits": own} for name, own in zip(("crop25", "ema"), logits, strict=True)
+        ]
+        store.commit(row | {"variants": variants})
+        ((id, stored),) = store.variants(["0" * 64, row["id"]])
+        assert id == row["id"]
+        assert [(variant.name, variant.passes) for variant in stored] == [("crop25", 26), ("ema", 26)]
+        assert all(same_bits(variant.logits, own) for variant, own in zip(stored, logits, strict=True))
+        (whole,) = store.table(["variants"])["variants"].to_pylist()
+        assert [{**item, "logits": None} for item in whole] == [{**item, "logits": None} for item in variants]
+        assert whole[1]["logits"] == logits[1].tolist()
+
+    def test_a_run_without_variants_has_none(self, store: Store, row: dict[str, Any]) -> None:
+        store.commit(row)
+        assert dict(store.variants([row["id"]])) == {row["id"]: ()}
+
+    def test_commits_come_back(self, store: Store, row: dict[str, Any]) -> None:
+        commits = [{"worker": 1, "batch": 0, "read": 0}, {"worker": 0, "batch": 1, "read": 1}]
+        store.commit(row | {"commits": commits})
+        assert store.table(["commits"]).to_pylist() == [{"commits": commits}]
 
     def test_a_diverged_run_has_a_record(self, store: Store) -> None:
         fake = factory.plan(sources=["init"], replicates=1)[0]
@@ -189,7 +214,7 @@ class StoreContract:
         assert store.table().num_rows == 0
         store.commit(row)
         missing = [name for name in RECORD_SCHEMA.names if name not in store.table().schema.names]
-        assert missing == ["logits", "predictions", "losses", "history"]
+        assert missing == ["logits", "predictions", "variants", "losses", "history", "commits"]
 
     def test_an_unknown_column_is_named_with_the_nearest(self, store: Store) -> None:
         with pytest.raises(UserError, match="unknown column of records 'acuracy'; did you mean 'accuracy'"):
@@ -318,11 +343,19 @@ class StoreContract:
     # Versions
 
     def test_a_newer_store_is_refused(self, url: str, store: Store, files: LocalFiles) -> None:
-        files.put("store.json", b'{"schema": 2}')
+        files.put("store.json", b'{"schema": 3}')
         for create in (False, True):
-            with pytest.raises(UserError, match="is of schema 2, newer than the 1 that this version") as caught:
+            with pytest.raises(UserError, match="is of schema 3, newer than the 2 that this version") as caught:
                 open_store(url, create=create)
             assert "\n" not in str(caught.value)
+
+    def test_an_older_store_is_refused_and_left_alone(self, url: str, store: Store, files: LocalFiles) -> None:
+        files.put("store.json", b'{"schema": 1}')
+        for create in (False, True):
+            with pytest.raises(UserError, match="is of schema 1, and .* 2 only; give another folder") as caught:
+                open_store(url, create=create)
+            assert "\n" not in str(caught.value)
+        assert files.get("store.json") == b'{"schema": 1}'
 
     @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"schema": "1"}', b'{"schema": 0}', b"\xff\xfe"])
     def test_a_store_without_a_version_is_refused(self, url: str, store: Store, files: LocalFiles, text: bytes) -> None:
@@ -337,7 +370,7 @@ class StoreContract:
         path = f"records/{row['id']}.parquet"
         data = files.get(path)
         assert data is not None
-        newer = rewritten(data, version("2"))
+        newer = rewritten(data, version("3"))
         files.put(path, newer)
         for use in (
             store.finished,
@@ -348,7 +381,7 @@ class StoreContract:
             lambda: store.set_aside(row["id"]),
             lambda: store.commit(row),
         ):
-            with pytest.raises(StoreError, match=f"{path} is of schema 2, newer than the 1"):
+            with pytest.raises(StoreError, match=f"{path} is of schema 3, newer than the 2"):
                 use()
         assert files.get(path) == newer
 
@@ -373,7 +406,7 @@ class StoreContract:
 
     def test_probe_leaves_nothing(self, store: Store, files: LocalFiles) -> None:
         store.probe()
-        assert [files.entries(folder) for folder in files.names() if "." not in folder] == [[]] * 8
+        assert [files.entries(folder) for folder in files.names() if "." not in folder] == [[]] * 10
 
     def test_a_file_is_examined_once(
         self, store: Store, files: LocalFiles, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -516,7 +549,8 @@ class StoreContract:
         weights, losses = checkpoint().tensors, checkpoint().losses
         predictions = np.arange(50, dtype=np.int32)
         assert store.load_reference(row["id"]) is None
-        store.save_reference(row["id"], weights, losses, predictions, "this machine")
+        reference = Reference(weights=weights, losses=losses, predictions=predictions, fingerprint="this machine")
+        store.save_reference(row["id"], reference)
         loaded = store.load_reference(row["id"])
         assert loaded is not None
         assert same_bits(loaded.losses, losses)
@@ -525,6 +559,46 @@ class StoreContract:
         assert len(loaded.weights) == len(weights)
         files.put(f"references/{row['id']}.safetensors", b"damaged")
         assert store.load_reference(row["id"]) is None
+
+    def test_kept_tensors_keep_every_bit(self, store: Store, files: LocalFiles, row: dict[str, Any]) -> None:
+        tensors = checkpoint().tensors | {"gram/stem": np.eye(4, dtype=np.float32)}
+        path = f"kept/{row['id']}.safetensors"
+        assert store.kept(row["id"]) is None
+        store.save_kept(row["id"], {"weights/other": np.zeros(3)})
+        store.save_kept(row["id"], tensors)
+        store.commit(row)
+        for kept in (store.kept(row["id"]), load(files.get(path) or b"")):  # as any other reader sees them
+            assert kept is not None and set(kept) == set(tensors)
+            assert all(same_bits(kept[name], tensor) for name, tensor in tensors.items())
+        whole = files.get(path)
+        assert whole is not None
+        for position in np.random.default_rng(0).choice(len(whole), 50, replace=False):
+            changed = bytearray(whole)
+            changed[position] ^= 1
+            files.put(path, bytes(changed))
+            assert store.kept(row["id"]) is None
+
+    def test_kept_tensors_of_no_record_are_tidied_away_in_time(
+        self, store: Store, files: LocalFiles, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        done, running = factory.plan(sources=["init"], replicates=2)
+        for fake in (done, running):
+            store.save_kept(fake.run.id, {"weights/w": np.zeros(3)})
+        store.commit(factory.record(done))
+        store.tidy()
+        assert store.kept(running.run.id) is not None
+        later = time.time_ns() + 90_000 * 10**9
+        monkeypatch.setattr(time, "time_ns", lambda: later)
+        store.tidy()
+        assert store.kept(running.run.id) is None
+        assert store.kept(done.run.id) is not None
+
+    def test_hardware_belongs_to_who_claims_it_first(self, store: Store, files: LocalFiles) -> None:
+        assert store.claim_hardware("a" * 16, "cpu") == "cpu"
+        assert store.claim_hardware("a" * 16, "a GPU") == "cpu"
+        assert open_store(store.url).claim_hardware("b" * 16, "a GPU") == "a GPU"
+        files.put(f"hardware/{'a' * 16}.json", b"damaged")
+        assert store.claim_hardware("a" * 16, "a GPU") == "a GPU"
 
     def test_labels_are_kept_by_their_fingerprint(self, store: Store, files: LocalFiles) -> None:
         labels = np.random.default_rng(0).integers(0, 10, 100)
@@ -558,6 +632,9 @@ def checkpoint() -> Checkpoint:
             "weights/double": np.array([np.pi, np.nextafter(1, 2), 5e-324]),
             "weights/scalar": np.float32(0.1) * np.ones((), np.float32),
             "weights/empty": np.zeros((0, 3), np.float32),
+            "logits/flip": rng.standard_normal((6, 3)),
+            "commits": np.zeros((0, 3), np.int64),
+            "perturbation": np.frombuffer(b'{"step": 3}', np.uint8),
             "momentum/odd": odd,
             "momentum/nan": odd_nan,
             "momentum/steps": np.array([2**62, -1], np.int64),

@@ -29,7 +29,7 @@ from protocols.contract import Epoch
 from tests import factory
 
 ROOT = Path(__file__).parents[1]
-VERBS = ("plan", "run", "status", "report", "check", "doctor", "list", "show")
+VERBS = ("plan", "run", "status", "report", "check", "replay", "doctor", "list", "show")
 SMALL = ("--set", "recipe.epochs=2", "--set", "dataset.train_size=200", "--set", "dataset.test_size=50")
 
 
@@ -196,9 +196,46 @@ def test_plan_and_status_write_nothing_and_fit_a_hundred_columns(call: Call, tmp
 def test_plan_names_the_library_kind_and_tells_groups_apart(call: Call) -> None:
     out = call("plan", "quickstart", "--set", "recipe.epochs=1,2", "--only", "trainer=torch").out
     assert "library (order)" in out
-    assert "all (order)" in out
+    assert "all (library: order)" in out
     assert "dropnet #1" in out
     assert "dropnet #2" in out
+    assert "dropnet on digits:\n  #1 epochs 1\n  #2 epochs 2\n" in out
+
+
+@pytest.mark.parametrize("verb", ["plan", "status"])
+def test_cells_that_differ_in_recipe_base_seed_or_perturbation_are_told_apart(call: Call, verb: str) -> None:
+    settings = ("--set", "recipe.label_smoothing=0,0.1", "--set", "base_seeds=0,3", "--set", "perturb.step=0,10")
+    out = call(verb, "quickstart-tiny", *settings).out
+    assert [line.strip() for line in out.splitlines() if line.startswith("  #")] == [
+        "#1 base seed 0",
+        "#2 base seed 3",
+        "#3 label_smoothing 0.1, base seed 0",
+        "#4 label_smoothing 0.1, base seed 3",
+    ]
+    rows = [line.split() for line in out.splitlines() if line.startswith("torch")]
+    names = [tuple(row[1:5]) for row in rows]
+    assert len(set(names)) == len(names) == 4 * 4
+    assert sum("onebit[step=10]" in row for row in rows) == 4
+
+
+def test_a_plan_of_many_cells_has_a_line_a_group(call: Call) -> None:
+    answer = call("plan", "summers2021-grid", "--gpus-per-run", "1")
+    assert answer.code == 0
+    rows = [line for line in answer.out.splitlines() if line.startswith("torch")]
+    assert len(rows) == len(load_protocol("summers2021-grid").cells) / 6
+    assert all(re.search(r"none, init,.* 602 +0 +602$", row) for row in rows)
+    assert max(map(len, answer.out.splitlines())) <= 100
+
+
+def test_plan_says_how_large_the_kept_files_are(call: Call, store: Store) -> None:
+    kept = ("quickstart-tiny", "--set", "keep=weights")
+    (first, *_) = expand(load_protocol("quickstart-tiny"))
+    least = 6 * 4 * first.parameters
+    size = call("plan", *kept, "--json").json["kept_bytes"]
+    assert least <= size < 1.1 * least
+    assert "They will keep weights: at most" in call("plan", *kept).out
+    assert call("plan", "quickstart-tiny", "--json").json["kept_bytes"] == 0
+    assert "keep" not in call("plan", "quickstart-tiny").out
 
 
 def test_set_and_only_change_and_select(call: Call) -> None:
@@ -424,10 +461,11 @@ def test_list_json_counts_parameters_for_each_trainer(call: Call) -> None:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("protocols", {"quickstart", "quickstart-tiny", "summers2021-table1"}),
-        ("sources", {"none", "init", "shuffle", "augment", "dropout", "library", "onebit", "all"}),
-        ("architectures", {"dropnet", "resnet6", "resnet10", "resnet14"}),
-        ("datasets", {"digits", "mnist", "fashion-mnist"}),
+        ("protocols", {"quickstart", "summers2021", "summers2021-table1-small", "morin2020", "zhuang2022-small"}),
+        ("sources", {"none", "init", "augment", "dropout", "library", "onebit", "async", "hardware", "all"}),
+        ("mitigations", {"recipe.views", "recipe.cycles", "recipe.ema_decay", "ensemble"}),
+        ("architectures", {"dropnet", "resnet14", "resnet14x1_8", "imagenet_resnet50", "lstm", "qrnn"}),
+        ("datasets", {"digits", "mnist", "fashion-mnist", "cifar100", "imagenet", "ptb"}),
         ("trainers", {"torch", "tensorflow"}),
     ],
 )
@@ -439,10 +477,12 @@ def test_list_names_everything_of_a_kind(call: Call, kind: str, names: set[str])
 
 
 def test_list_without_a_kind_lists_all_kinds(call: Call) -> None:
-    assert set(call("list", "--json").json) == {"protocols", "sources", "architectures", "datasets", "trainers"}
+    kinds = {"protocols", "sources", "mitigations", "architectures", "datasets", "trainers"}
+    assert set(call("list", "--json").json) == kinds
     out = call("list").out
-    assert "resnet14" in out
-    assert "library=native" in out
+    for words in ("resnet14", "library=native", "asynchrony=real", "recipe.views=flip-crop81"):
+        assert words in out
+    assert re.search(r"7 cells, 702 runs; ICML 2021, arXiv\s+2103.04514", out)
     assert max(map(len, out.splitlines())) <= 100
 
 
@@ -457,8 +497,29 @@ def test_show_describes_a_protocol_as_it_was_set(call: Call) -> None:
         "native: nondeterministic GPU kernels",
         "51 in 1 group",
         "shuffle+augment+library",
+        # 51 runs of 500 epochs of 60,000 images
+        "about 1.53 billion training examples through 51 networks",
     ):
         assert words in out
+
+
+@pytest.mark.parametrize("name", ["summers2021", "summers2021-mitigation-small", "butterfly"])
+def test_show_stays_readable_for_large_protocols(call: Call, name: str) -> None:
+    protocol = load_protocol(name)
+    out = call("show", name).out
+    lines = out.splitlines()
+    assert max(map(len, lines[2:])) <= 100
+    assert len(lines) < 180
+    text = " ".join(out.split())
+    for deviation in protocol.deviations:
+        assert deviation in text
+    for cell in protocol.cells:
+        assert cell.architecture in text
+        assert cell.source in text
+        assert not cell.perturb.label or f"onebit[{cell.perturb.label}]" in text
+    recipes = list(dict.fromkeys(cell.recipe for cell in protocol.cells))
+    assert f"recipe #{len(recipes)} " in out
+    assert f"recipe #{len(recipes) + 1} " not in out
 
 
 def test_show_describes_what_cannot_be_planned(call: Call) -> None:

@@ -528,10 +528,10 @@ def test_a_refused_connection_is_one_line(files):
     one_line(error, f"{url}{idx.TRAIN_IMAGES}.gz", "refused", "--data-root")
 
 
-# CIFAR-10
+# CIFAR-10 and CIFAR-100
 
 
-def python2_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
+def python2_pickle(pixels: np.ndarray, labels: np.ndarray, key: bytes) -> bytes:
     """A batch as Python 2 pickled the published ones: byte strings throughout, integer flags in the dtype."""
 
     def text(value: bytes) -> bytes:
@@ -545,42 +545,75 @@ def python2_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(" + number(0) + b"t" + text(b"b") + b"tR"
     content = b"T" + pixels.size.to_bytes(4, "little") + pixels.tobytes()
     array += b"(" + number(1) + b"(" + b"".join(map(number, pixels.shape)) + b"t" + kind + b"\x89" + content + b"tb"
-    items = text(b"data") + array + text(b"labels") + b"](" + b"".join(map(number, labels.tolist())) + b"e"
+    items = text(b"data") + array + text(key) + b"](" + b"".join(map(number, labels.tolist())) + b"e"
     return b"\x80\x02}(" + items + b"u."
 
 
-def python3_pickle(pixels: np.ndarray, labels: np.ndarray, protocol: int) -> bytes:
-    return pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=protocol)
+def python3_pickle(pixels: np.ndarray, labels: np.ndarray, key: bytes, protocol: int = 2) -> bytes:
+    return pickle.dumps({b"data": pixels, key: labels.tolist(), b"coarse_labels": [0] * len(labels)}, protocol=protocol)
 
 
-def binary(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    return np.concatenate([labels[:, None].astype(np.uint8), pixels], axis=1).tobytes()
+def python3_new_pickle(pixels: np.ndarray, labels: np.ndarray, key: bytes) -> bytes:
+    return python3_pickle(pixels, labels, key, 5)
+
+
+def binary(pixels: np.ndarray, labels: np.ndarray, key: bytes) -> bytes:
+    coarse = [np.full((len(labels), 1), 7, np.uint8)] if key == b"fine_labels" else []
+    return np.concatenate([*coarse, labels[:, None].astype(np.uint8), pixels], axis=1).tobytes()
+
+
+Batches = list[tuple[np.ndarray, np.ndarray]]
+
+
+def some_batches(name: str) -> Batches:
+    """Small batches, as many as there are files: pixels (n, 3072) and labels (n,)."""
+    rng = np.random.default_rng(0)
+    count, size, classes = (6, 10, 10) if name == "cifar10" else (2, 100, 100)
+    return [(rng.integers(0, 256, (size, 3072)).astype(np.uint8), rng.permutation(classes)) for _ in range(count)]
 
 
 @pytest.fixture
-def batches() -> list[tuple[np.ndarray, np.ndarray]]:
-    """Six small batches: pixels (10, 3072) and labels (10,)."""
-    rng = np.random.default_rng(0)
-    return [(rng.integers(0, 256, (10, 3072)).astype(np.uint8), rng.permutation(10)) for _ in range(6)]
+def batches() -> Batches:
+    """As published for CIFAR-10."""
+    return some_batches("cifar10")
 
 
 WRITERS = {
     "python 2": (0, python2_pickle),
-    "python 3": (0, lambda pixels, labels: python3_pickle(pixels, labels, 2)),
-    "python 3, new": (0, lambda pixels, labels: python3_pickle(pixels, labels, 5)),
+    "python 3": (0, python3_pickle),
+    "python 3, new": (0, python3_new_pickle),
     "binary": (1, binary),
 }
 
 
-def small_cifar(monkeypatch, batches, writer: str) -> tuple[Definition, cifar.Layout, dict[str, bytes]]:
+def files_of(layout: cifar.Layout, batches: Batches, writer: str) -> dict[str, bytes]:
+    key = b"fine_labels" if "100" in layout.folder else b"labels"
+    return {file: WRITERS[writer][1](*batch, key) for file, batch in zip(layout.checksums, batches, strict=True)}
+
+
+def small_cifar(
+    batches: Batches, writer: str, name: str = "cifar10", **changes: str
+) -> tuple[Definition, cifar.Layout, dict[str, bytes]]:
     """The definition and the checksums as they were if these batches were the published ones; and their files."""
-    number, pack = WRITERS[writer]
-    layouts = list(cifar.LAYOUTS)
-    contents = {name: pack(*batch) for name, batch in zip(layouts[number].checksums, batches, strict=True)}
-    checksums = {name: hashlib.md5(content).hexdigest() for name, content in contents.items()}
+    number = WRITERS[writer][0]
+    layouts = list({"cifar10": cifar.CIFAR10, "cifar100": cifar.CIFAR100}[name])
+    contents = files_of(layouts[number], batches, writer)
+    checksums = {file: hashlib.md5(content).hexdigest() for file, content in contents.items()}
     layouts[number] = dataclasses.replace(layouts[number], checksums=checksums)
-    monkeypatch.setattr(cifar, "LAYOUTS", tuple(layouts))
-    return dataclasses.replace(cifar.cifar10, train_size=50, test_size=10), layouts[number], contents
+    if "archive_md5" in changes:
+        layouts[number] = dataclasses.replace(layouts[number], archive_md5=changes.pop("archive_md5"))
+    definition = cifar.cifar_dataset(
+        name=name,
+        summary="few",
+        classes={"cifar10": 10, "cifar100": 100}[name],
+        layouts=layouts,
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,
+        train_size=sum(len(labels) for _, labels in batches[:-1]),
+        test_size=len(batches[-1][1]),
+        **changes,
+    )
+    return definition, layouts[number], contents
 
 
 def archive(layout: cifar.Layout, contents: dict[str, bytes]) -> bytes:
@@ -603,35 +636,65 @@ def images_of(batches) -> np.ndarray:
     return images
 
 
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("place", ["FOLDER", "cifar10/FOLDER", ".", "ARCHIVE", "cifar10/ARCHIVE"])
-def test_cifar_layouts(monkeypatch, tmp_path, batches, writer, place):
-    definition, layout, contents = small_cifar(monkeypatch, batches, writer)
-    path = tmp_path / place.replace("FOLDER", layout.folder).replace("ARCHIVE", layout.archive)
+@pytest.mark.parametrize("place", ["FOLDER", "NAME/FOLDER", ".", "ARCHIVE", "NAME/ARCHIVE"])
+def test_cifar_layouts(tmp_path, name, writer, place):
+    batches = some_batches(name)
+    definition, layout, contents = small_cifar(batches, writer, name)
+    place = place.replace("NAME", name).replace("FOLDER", layout.folder).replace("ARCHIVE", layout.archive)
+    path = tmp_path / place
     if path.name == layout.archive:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(archive(layout, contents))
     else:
         write(path, contents)
-    data = prepare(definition, DatasetSpec(name="cifar10"), tmp_path, tmp_path / "prepared")
-    assert np.array_equal(data.train_images, images_of(batches[:5]))
-    assert np.array_equal(data.test_images, images_of(batches[5:]))
-    assert np.array_equal(data.train_labels, np.concatenate([labels for _, labels in batches[:5]]))
-    assert np.array_equal(data.test_labels, batches[5][1])
+    data = prepare(definition, DatasetSpec(name=name), tmp_path, tmp_path / "prepared")
+    assert np.array_equal(data.train_images, images_of(batches[:-1]))
+    assert np.array_equal(data.test_images, images_of(batches[-1:]))
+    assert np.array_equal(data.train_labels, np.concatenate([labels for _, labels in batches[:-1]]))
+    assert np.array_equal(data.test_labels, batches[-1][1])
 
 
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("writer", ["python 2", "binary"])
-def test_a_look_alike_of_cifar_is_refused_but_may_be_a_dataset_of_its_own(monkeypatch, tmp_path, batches, writer):
-    with monkeypatch.context() as patched:
-        _, layout, contents = small_cifar(patched, batches, writer)
+def test_a_look_alike_of_cifar_is_refused_but_may_be_a_dataset_of_its_own(tmp_path, name, writer):
+    batches, published = some_batches(name), {"cifar10": cifar.cifar10, "cifar100": cifar.cifar100}[name]
+    _, layout, contents = small_cifar(batches, writer, name)
     folder = write(tmp_path / layout.folder, contents)
     for function in (check, prepare):
         with pytest.raises(UserError) as error:
-            function(cifar.cifar10, DatasetSpec(name="cifar10"), tmp_path)
-        one_line(error, folder / next(iter(contents)), "checksum", "from_arrays")
+            function(published, DatasetSpec(name=name), tmp_path)
+        one_line(error, name, folder / next(iter(contents)), "checksum", "from_arrays")
     own = from_arrays(name="cifar-jpeg", crop=4, flip=True, **vars(cifar.read_batches(folder)))
-    assert own.fingerprint != cifar.cifar10.fingerprint
-    assert np.array_equal(prepare(own, DatasetSpec(name="own:own")).test_images, images_of(batches[5:]))
+    assert own.fingerprint != published.fingerprint
+    assert np.array_equal(prepare(own, DatasetSpec(name="own:own")).test_images, images_of(batches[-1:]))
+
+
+def test_the_published_archive_needs_no_other_checksum(tmp_path):
+    batches = some_batches("cifar100")
+    _, layout, contents = small_cifar(batches, "binary", "cifar100")
+    content = archive(layout, contents)
+    (tmp_path / layout.archive).write_bytes(content)
+    definition, layout, _ = small_cifar(batches, "binary", "cifar100", archive_md5=hashlib.md5(content).hexdigest())
+    wrong = dataclasses.replace(layout, checksums=dict.fromkeys(layout.checksums, "0" * 32))
+    for trusted in (wrong, dataclasses.replace(wrong, archive_md5="0" * 32)):
+        tried = cifar.cifar_dataset(
+            name="cifar100",
+            summary="",
+            classes=100,
+            layouts=[trusted],
+            mean=definition.mean,
+            std=definition.std,
+            train_size=100,
+            test_size=100,
+        )
+        if trusted is wrong:
+            check(tried, DatasetSpec(name="cifar100"), tmp_path)
+        else:
+            with pytest.raises(UserError) as error:
+                check(tried, DatasetSpec(name="cifar100"), tmp_path)
+            one_line(error, "train.bin", "checksum")
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path, batches):
@@ -639,9 +702,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, batches):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "executed"),)
 
-    contents = {
-        name: python3_pickle(*batch, 2) for name, batch in zip(cifar.LAYOUTS[0].checksums, batches, strict=True)
-    }
+    contents = files_of(cifar.CIFAR10[0], batches, "python 3")
     contents["data_batch_3"] = pickle.dumps({b"data": Evil(), b"labels": []}, protocol=2)
     folder = write(tmp_path / "batches", contents)
     with pytest.raises(UserError) as error:
@@ -650,8 +711,8 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path, batches):
     assert not (tmp_path / "executed").exists()
 
 
-def test_incomplete_cifar_files_are_named(monkeypatch, tmp_path, batches):
-    definition, layout, contents = small_cifar(monkeypatch, batches, "python 2")
+def test_incomplete_cifar_files_are_named(tmp_path, batches):
+    definition, layout, contents = small_cifar(batches, "python 2")
     folder = write(tmp_path / layout.folder, contents)
     (folder / "data_batch_2").unlink()
     with pytest.raises(UserError) as error:
@@ -666,18 +727,24 @@ def test_incomplete_cifar_files_are_named(monkeypatch, tmp_path, batches):
         one_line(error, tmp_path / "other" / layout.archive, said)
 
 
-def test_cifar_is_downloaded_as_its_archive(monkeypatch, tmp_path, batches):
-    definition, layout, contents = small_cifar(monkeypatch, batches, "python 2")
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_is_downloaded_as_its_archive(name):
+    batches = some_batches(name)
+    _, layout, contents = small_cifar(batches, "python 2", name)
     content = archive(layout, contents)
     with server({layout.archive: content}) as (url, requests):
-        monkeypatch.setattr(cifar, "URL", url + layout.archive)
+        definition, *_ = small_cifar(batches, "python 2", name, url=url)
         with pytest.raises(UserError) as error:
-            prepare(definition, DatasetSpec(name="cifar10"))
+            prepare(definition, DatasetSpec(name=name))
         one_line(error, url + layout.archive, "checksum", "--data-root")
-        monkeypatch.setattr(cifar, "ARCHIVE_MD5", hashlib.md5(content).hexdigest())
-        data = prepare(definition, DatasetSpec(name="cifar10"))
-        assert np.array_equal(data.test_images, images_of(batches[5:]))
-        assert len(requests) == 2
+        assert len(requests) == 1
+    middle = len(content) // 2 + 1
+    with server({layout.archive: content}, ranges=True, cut=middle) as (url, requests):
+        md5 = hashlib.md5(content).hexdigest()
+        definition, *_ = small_cifar(batches, "python 2", name, url=url, archive_md5=md5)
+        data = prepare(definition, DatasetSpec(name=name))
+        assert np.array_equal(data.test_images, images_of(batches[-1:]))
+        assert [asked for _, asked in requests] == [None, f"bytes={middle}-"]
 
 
 # Digits
@@ -786,14 +853,14 @@ def test_definitions_need_numpy_only():
 import importlib, sys
 for module in {modules!r}:
     importlib.import_module(module)
-others = {{"sklearn", "scipy", "pandas", "pyarrow", "rich", "filelock", "torch", "tensorflow", "ray"}}
+others = {{"sklearn", "scipy", "pandas", "pyarrow", "rich", "filelock", "PIL", "torch", "tensorflow", "ray"}}
 print(sorted(others & set(sys.modules)))
 """
     process = python(script, REPOSITORY)
     assert process.communicate(timeout=60)[0].strip() == "[]"
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100"])
 def test_the_published_files(name, tmp_path):
     module, attribute = DATASETS[name].split(":")
     definition = getattr(importlib.import_module(module), attribute)
@@ -808,7 +875,7 @@ def test_the_published_files(name, tmp_path):
         pytest.skip(f"the canonical files of {name} are neither under NOISEGRID_DATA nor in /usr/share/datasets")
     assert data.train_images.shape == (definition.train_size, *definition.image_shape)
     if name != "mnist":  # whose classes are of unequal sizes
-        assert np.bincount(data.test_labels).tolist() == [1000] * 10
+        assert np.bincount(data.test_labels).tolist() == [10_000 // definition.classes] * definition.classes
     for channel in range(definition.image_shape[-1]):
         counts = np.bincount(np.asarray(data.train_images[..., channel]).ravel(), minlength=256)
         values, shares = np.arange(256) / 255, counts / counts.sum()

@@ -6,7 +6,17 @@ import dataclasses
 
 import pytest
 
-from protocols import DatasetSpec, Protocol, Recipe, UserError, apply_settings, grid, load_protocol, select_cells
+from protocols import (
+    DatasetSpec,
+    Perturbation,
+    Protocol,
+    Recipe,
+    UserError,
+    apply_settings,
+    grid,
+    load_protocol,
+    select_cells,
+)
 
 
 @pytest.fixture
@@ -33,6 +43,13 @@ def protocol() -> Protocol:
         ("measures=accuracy_sd,disagreement", "measures", ("accuracy_sd", "disagreement")),
         ("margin=1.5", "margin", 1.5),
         (" margin = 2 ", "margin", 2.0),
+        ("asynchrony=real", "asynchrony", "real"),
+        ("keep=weights,layers", "keep", ("weights", "layers")),
+        ("keep=none", "keep", ()),
+        ("ensemble=5", "ensemble", 5),
+        ("isolation=process", "isolation", "process"),
+        ("between_runs=nvidia-smi -rac, please", "between_runs", "nvidia-smi -rac, please"),
+        ("between_runs=none", "between_runs", None),
     ],
 )
 def test_a_field_of_the_protocol_is_set(protocol: Protocol, setting: str, field: str, value: object) -> None:
@@ -54,6 +71,10 @@ def test_a_field_of_the_protocol_is_set(protocol: Protocol, setting: str, field:
         ("recipe.schedule=constant", "schedule", "constant"),
         ("recipe.dtype=float64", "dtype", "float64"),
         ("recipe.zero_gamma=false", "zero_gamma", False),
+        ("recipe.views=flip+crop81", "views", ("flip", "crop81")),
+        ("recipe.views=none", "views", ()),
+        ("recipe.cycles=5", "cycles", 5),
+        ("recipe.async_workers=4", "async_workers", 4),
     ],
 )
 def test_a_field_of_the_recipe_is_set_in_every_cell(
@@ -67,7 +88,7 @@ def test_a_field_of_the_recipe_is_set_in_every_cell(
 def test_every_field_of_the_recipe_can_be_set() -> None:
     protocol = load_protocol("quickstart")
     for field in dataclasses.fields(Recipe):
-        text = str(field.default).lower()
+        text = str(field.default).lower() if field.default != () else "none"
         assert getattr(apply_settings(protocol, [f"recipe.{field.name}={text}"]).cells[0].recipe, field.name) == (
             field.default
         )
@@ -86,6 +107,51 @@ def test_several_values_multiply_the_cells_and_equal_cells_are_kept_once(protoco
     keys = [(cell.architecture, cell.recipe.epochs, cell.source) for cell in changed.cells]
     assert len(keys) == len(set(keys)) == 2 * 2 * 3
     assert {cell.trainer for cell in changed.cells} == {"torch"}
+
+
+def test_a_list_in_a_cell_is_joined_by_plus_signs_and_multiplied_by_commas(protocol: Protocol) -> None:
+    changed = apply_settings(protocol, ["recipe.views=flip+crop25,crop9,none", "trainer=torch", "source=init"])
+    assert [cell.recipe.views for cell in changed.cells] == [("flip", "crop25"), ("crop9",), ()]
+
+
+def test_perturbations_multiply_the_cells(protocol: Protocol) -> None:
+    settings = ["source=onebit", "trainer=torch", "perturb.step=10,100", "perturb.direction=up", "perturb.element=none"]
+    assert [cell.perturb for cell in apply_settings(protocol, settings).cells] == [
+        Perturbation(step=10, direction="up"),
+        Perturbation(step=100, direction="up"),
+    ]
+
+
+def test_images_are_shrunk_and_texts_are_files(protocol: Protocol) -> None:
+    (spec,) = {cell.dataset for cell in apply_settings(protocol, ["dataset=./b.txt", "dataset.train_size=9"]).cells}
+    assert spec == DatasetSpec(name="./b.txt", train_size=9)
+    (spec,) = {cell.dataset for cell in apply_settings(protocol, ["dataset.image_size=16"]).cells}
+    assert spec == DatasetSpec(name="digits", image_size=16)
+
+
+def test_fields_that_are_checked_together_are_set_together(protocol: Protocol) -> None:
+    settings = ["recipe.swa_epochs=600", "recipe.epochs=1000"]
+    for order in (settings, settings[::-1]):
+        assert {cell.recipe.swa_epochs for cell in apply_settings(protocol, order).cells} == {600}
+
+
+@pytest.mark.parametrize(
+    ("setting", "sources"),
+    [
+        ("source=all-init", ["all-init"]),
+        ("source=factorial:init+shuffle", ["none", "init", "shuffle", "init+shuffle"]),
+        ("source=all-but-one:init+shuffle", ["all-init", "all-shuffle", "all"]),
+        ("source=factorial:init,onebit", ["none", "init", "onebit"]),
+    ],
+)
+def test_sources_are_set_by_design(protocol: Protocol, setting: str, sources: list[str]) -> None:
+    changed = apply_settings(protocol, [setting, "trainer=torch"])
+    assert [cell.source for cell in changed.cells] == sources
+
+
+def test_replicates_hold_for_cells_with_replicates_of_their_own(protocol: Protocol) -> None:
+    few = tuple(dataclasses.replace(cell, replicates=2) for cell in protocol.cells)
+    assert apply_settings(dataclasses.replace(protocol, cells=few), ["replicates=9"]).cells == protocol.cells
 
 
 def test_sources_can_be_set(protocol: Protocol) -> None:
@@ -126,6 +192,18 @@ def test_settings_are_declared_as_deviations_and_change_nothing_else(protocol: P
         ("dataset.train_size=0", "dataset.train_size must be at least 1"),
         ("source=inti", "unknown source 'inti'; did you mean 'init'"),
         ("library=cudnn", "unknown library kind 'cudnn'"),
+        ("source=factorial:init+inti", "unknown source 'inti'; did you mean 'init'"),
+        ("source=all-inti", "unknown source to leave out of all 'inti'; did you mean 'init'"),
+        ("recipe.views=flip+", "between the plus signs is empty"),
+        ("recipe.views=flop", "unknown recipe.views 'flop'; did you mean 'flip'"),
+        ("perturb.steps=3", "did you mean 'perturb.step'"),
+        ("perturb.step=-3", "perturb.step must be at least 0, not -3"),
+        ("perturb.kind=noise", "unknown perturb.kind 'noise'; valid: gaussian, ulp"),
+        ("keep=weight", "unknown thing to keep 'weight'; did you mean 'weights'"),
+        ("ensemble=1", "ensemble must be at least 2, not 1"),
+        ("asynchrony=reel", "unknown kind of asynchrony 'reel'; did you mean 'real'"),
+        ("isolation=none", "unknown isolation 'none'"),
+        ("reference=me", "unknown field 'reference'"),
         ("replicates", "not of the form name=value"),
         ("replicates=", "not of the form name=value"),
         ("=3", "not of the form name=value"),
@@ -156,6 +234,14 @@ def test_sets_of_sources_are_compared_regardless_of_order(protocol: Protocol) ->
     assert _cells(protocol, "source=library+shuffle", "trainer=torch") == [("shuffle+library", "torch")]
 
 
+def test_cells_are_selected_by_any_field(protocol: Protocol) -> None:
+    changed = apply_settings(protocol, ["trainer=torch", "recipe.cycles=1,5", "recipe.views=none,flip+crop25"])
+    assert len(select_cells(changed, ["recipe.cycles=5"]).cells) == 2 * 3
+    (recipe,) = {cell.recipe for cell in select_cells(changed, ["recipe.cycles=5", "recipe.views=flip+crop25"]).cells}
+    assert (recipe.cycles, recipe.views) == (5, ("flip", "crop25"))
+    assert len(select_cells(changed, ["recipe.learning_rate=4e-1"]).cells) == 4 * 3
+
+
 def test_the_control_can_be_selected_although_no_cell_names_it(protocol: Protocol) -> None:
     assert _cells(protocol, "source=none") == [("none", "torch"), ("none", "tensorflow")]
 
@@ -171,6 +257,8 @@ def test_the_control_can_be_selected_although_no_cell_names_it(protocol: Protoco
         ("architectures=dropnet", "did you mean 'architecture'"),
         ("source", "not of the form"),
         ("source=init,", "empty"),
+        ("recipe.cycles=5", "no cell of protocol mine has recipe.cycles '5'; it has 1"),
+        ("recipe.cycles=many", "recipe.cycles must be a whole number"),
     ],
 )
 def test_a_wrong_selection_says_what_the_protocol_has(protocol: Protocol, selection: str, words: str) -> None:

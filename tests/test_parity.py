@@ -35,7 +35,7 @@ class State:
     def __init__(self, run: Run, data: Dataset) -> None:
         module = importlib.import_module(f"trainers.{run.trainer}.train")
         network, engine = module.build(run, data, "cpu", 1)
-        engine.load(initial_weights(run, network), None)
+        engine.load(initial_weights(run, network), None, None)
         plan = plan_epoch(run, data, network, 0)
         assert plan.steps >= STEPS
         self.losses = engine.losses(engine.train(plan, 0, STEPS))

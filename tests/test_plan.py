@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator import catalog
+from orchestrator.cli.looking import count_runs
 from orchestrator.plan import expand, plan
-from protocols import DatasetSpec, Protocol, Recipe, UserError, apply_settings, grid, load_protocol
+from protocols import PROTOCOLS, DatasetSpec, Protocol, Recipe, UserError, apply_settings, grid, load_protocol
 from protocols.contract import Trainer
-from protocols.streams import onebit_pairs
+from protocols.perturbation import Perturbation
+from protocols.streams import onebit_choices
 
 SHORT = Recipe(epochs=2, batch_size=64)
 
@@ -40,22 +42,24 @@ class Records:
         return self.unreadable
 
 
-@pytest.mark.parametrize("name", ["quickstart", "quickstart-tiny", "summers2021-table1"])
+@pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_shipped_protocol_expands_to_its_cells_and_controls(name: str) -> None:
     shipped = load_protocol(name)
-    runs = expand(shipped, gpus_per_run=1)
+    shipped = dataclasses.replace(shipped, replicates=min(shipped.replicates, 2))
+    runs = expand(shipped, gpus_per_run=None)
     assert len({entry.id for entry in runs}) == len(runs)
     controls: dict[str, set[int]] = defaultdict(set)
-    cells: Counter[tuple[str, ...]] = Counter()
+    cells: Counter[tuple[str, str]] = Counter()
     for entry in runs:
         if entry.run.varies:
-            cells[entry.group, *entry.run.varies] += 1
+            cells[entry.group, entry.source] += 1
         else:
             controls[entry.group].add(entry.run.replicate)
     assert set(controls) == {entry.group for entry in runs}
     assert set(map(len, controls.values())) == {shipped.controls}
-    assert set(cells.values()) == {shipped.replicates}
-    assert len(cells) == len([cell for cell in shipped.cells if cell.source != "none"])
+    varying = [cell for cell in shipped.cells if cell.source != "none"]
+    assert Counter(cells.values()) == Counter(cell.replicates or shipped.replicates for cell in varying)
+    assert count_runs(shipped) == len(runs)
 
 
 def test_runs_are_fully_resolved() -> None:
@@ -89,6 +93,23 @@ def test_cells_that_come_to_the_same_runs_are_one() -> None:
     runs = expand(protocol(*alike))
     assert Counter(entry.source for entry in runs) == {"none": 2, "all": 2, "init": 2, "init+library": 2}
     assert len({entry.id for entry in runs}) == len(runs)
+
+
+def test_a_cell_may_have_replicates_of_its_own() -> None:
+    rows = protocol("init", "shuffle", replicates=3)
+    few, many = (dataclasses.replace(rows.cells[0], replicates=count) for count in (2, 5))
+    for cells, count in (((few, rows.cells[1]), 2), ((few, many, rows.cells[1]), 5)):
+        runs = expand(dataclasses.replace(rows, cells=cells))
+        assert Counter(entry.source for entry in runs) == {"none": 3, "init": count, "shuffle": 3}
+        assert len({entry.id for entry in runs}) == len(runs)
+
+
+def test_a_plan_knows_what_a_run_costs() -> None:
+    (entry, *_) = expand(protocol("init"))
+    assert entry.examples == catalog.dataset("digits").train_size
+    assert entry.parameters == entry.network.count > 0
+    (entry, *_) = expand(protocol("init", dataset=DatasetSpec(name="digits", train_size=200)))
+    assert entry.examples == 200
 
 
 def test_every_group_gets_at_least_two_controls() -> None:
@@ -247,7 +268,8 @@ def test_more_onebit_replicates_than_changes_are_refused() -> None:
     network = trainer.network(
         catalog.architecture("dropnet"), definition.image_shape, definition.classes, first.run.recipe
     )
-    pairs = onebit_pairs(catalog.initial_weights(first.run, network)[network.perturbed])
+    pairs = onebit_choices(Perturbation(), catalog.initial_weights(first.run, network)[network.perturbed])
+    assert pairs is not None
     assert len(expand(dataclasses.replace(protocol("onebit", replicates=pairs), control_replicates=2))) == pairs + 2
     with pytest.raises(UserError, match=f"{pairs + 1} replicates of onebit .* {network.perturbed} .* {pairs} one-bit"):
         expand(protocol("onebit", replicates=pairs + 1))

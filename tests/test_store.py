@@ -399,5 +399,8 @@ TYPES = {
     "list<list<float32>>": pa.list_(pa.list_(pa.float32())),
     "list<int32>": pa.list_(pa.int32()),
     "list<float32>": pa.list_(pa.float32()),
-    "list<struct>": RECORD_SCHEMA.field("history").type,
+    "list<string>": pa.list_(pa.string()),
+    "list<epoch>": RECORD_SCHEMA.field("history").type,
+    "list<variant>": RECORD_SCHEMA.field("variants").type,
+    "list<commit>": RECORD_SCHEMA.field("commits").type,
 }

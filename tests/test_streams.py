@@ -9,14 +9,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols import DatasetSpec, Recipe, Run, run_from_specification, streams
+from protocols import DatasetSpec, Recipe, Run, UserError, run_from_specification, streams
 from protocols.digest import digest, tensor_digest, tensor_digests
+from protocols.perturbation import Perturbation
 from protocols.sources import SOURCES
 from tests.runs import make_run
 from trainers.architectures.dropnet import dropnet
@@ -30,7 +32,7 @@ SETS = [names for size in range(len(NAMES) + 1) for names in itertools.combinati
 RUN = Run(
     varies=("init", "library"),
     library="order",
-    architecture="resnet14",
+    architecture="net:resnet14",
     dataset=DatasetSpec(name="mnist", train_size=1000),
     dataset_fingerprint="f" * 64,
     trainer="torch",
@@ -51,6 +53,7 @@ GOLDEN_NUMBERS = {
     "normal": "69ab47c9a514616e",
     "uniform": "091c3a0f41c651fd",
     "onebit": "f36587e54f0aa37f",
+    "service times": "ef03f06d0d592987",
 }
 
 
@@ -68,7 +71,8 @@ def numbers(run: Run) -> dict[str, str]:
         "dropout": streams.dropout_keep(run, 5, "dropout", (8, 16), 0.25),
         "normal": tensor,
         "uniform": streams.initial_uniform(run, "head.bias", (10,), 0.3),
-        "onebit": streams.flip_one_bit(run, tensor)[0],
+        "onebit": streams.perturbed(dataclasses.replace(run, perturb=Perturbation()), tensor)[0],
+        "service times": streams.service_times(run, 2, 50),
     }
     return {name: tensor_digest(name, np.asarray(value))[:16] for name, value in drawn.items()}
 
@@ -114,7 +118,10 @@ def test_every_field_enters_the_id_and_all_but_the_source_and_replicate_the_grou
     changes: dict[str, object] = {
         "varies": ("init",),
         "library": "kernel",
-        "architecture": "resnet6",
+        "asynchrony": "real",
+        "perturb": Perturbation(step=3),
+        "keep": ("weights",),
+        "architecture": "net:resnet6",
         "dataset": DatasetSpec(name="mnist", train_size=1001),
         "dataset_fingerprint": "e" * 64,
         "trainer": "tensorflow",
@@ -128,11 +135,12 @@ def test_every_field_enters_the_id_and_all_but_the_source_and_replicate_the_grou
     changed = {name: dataclasses.replace(RUN, **{name: value}) for name, value in changes.items()}  # type: ignore[arg-type]
     assert len({RUN.id, *(run.id for run in changed.values())}) == len(changes) + 1
     shared = {name for name, run in changed.items() if run.group == RUN.group}
-    assert shared == {"varies", "library", "replicate"}
+    assert shared == {"varies", "library", "asynchrony", "perturb", "replicate"}
 
 
 def test_every_field_of_the_recipe_enters_the_id() -> None:
     changes = {"schedule": "constant", "dtype": "float64", "zero_gamma": False, "flip": True, "momentum": 0.5}
+    changes |= {"label_smoothing": 0.5, "ema_decay": 0.5, "views": ("flip",), "cycles": 2}
     for field in dataclasses.fields(Recipe):
         value = changes.get(field.name, 7)
         recipe = dataclasses.replace(Recipe(), **{field.name: value})  # type: ignore[arg-type]
@@ -142,12 +150,13 @@ def test_every_field_of_the_recipe_enters_the_id() -> None:
 def test_seeds_never_coincide_unless_the_source_is_held() -> None:
     """No varied seed is the control's, another replicate's, another source's or another cell's.
 
-    onebit has one seed, its replicates are entries of one permutation, and it changes no other source's.
+    onebit has one seed, its replicates are entries of one permutation, and it changes no other source's; hardware has
+    none.
     """
     keys = [
         streams.seed_key(make_run(varies=names, replicate=replicate), source)
         for names in SETS
-        if "onebit" not in names
+        if not {"onebit", "hardware"} & set(names)
         for replicate in range(5)
         for source in names
     ]
@@ -157,6 +166,12 @@ def test_seeds_never_coincide_unless_the_source_is_held() -> None:
     assert not held & set(keys)
     one = {streams.seed_key(make_run(varies=("onebit",), replicate=replicate), "onebit") for replicate in range(5)}
     assert one == {streams.seed_key(make_run(), "onebit")}
+
+
+def test_hardware_has_no_seed_and_moves_no_other() -> None:
+    for source in NAMES:
+        plain, elsewhere = make_run(varies=("init",), replicate=2), make_run(varies=("hardware", "init"), replicate=2)
+        assert streams.seed_key(plain, source) == streams.seed_key(elsewhere, source)
 
 
 @settings(deadline=None)
@@ -250,20 +265,77 @@ def test_initial_weights_depend_on_seed_and_name_alone() -> None:
     assert len({control, weights(make_run(), "conv2.weight"), *varied}) == 5
 
 
-def test_onebit_changes_one_nonzero_element_by_one_ulp_and_never_the_same_twice() -> None:
-    tensor = np.array([[0.5, 0.0, -1e-3], [3.0, -0.0, 1e-30]], np.float32)
-    assert streams.onebit_pairs(tensor) == 8
+def perturbed(tensor: np.ndarray, replicate: int = 0, **how: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    run = make_run(varies=("onebit",), replicate=replicate, perturb=Perturbation(**how))
+    return streams.perturbed(run, tensor)
+
+
+TENSOR = np.array([[0.5, 0.0, -1e-3], [3.0, -0.0, 1e-30]], np.float32)
+
+
+@pytest.mark.parametrize(("direction", "choices"), [("either", 8), ("up", 4), ("down", 4)])
+def test_onebit_changes_one_nonzero_element_by_one_ulp_and_never_the_same_twice(direction: str, choices: int) -> None:
+    assert streams.onebit_choices(Perturbation(direction=direction), TENSOR) == choices
     seen = set()
-    for replicate in range(8):
-        changed, change = streams.flip_one_bit(make_run(varies=("onebit",), replicate=replicate), tensor)
-        (index,) = np.flatnonzero(changed.view(np.int32) != tensor.view(np.int32))
-        assert tensor.flat[index] != 0
-        assert abs(int(changed.view(np.int32).flat[index]) - int(tensor.view(np.int32).flat[index])) == 1
-        assert change == {"index": index, "before": tensor.flat[index], "after": changed.flat[index]}
-        seen.add((int(index), float(changed.flat[index])))
-    assert len(seen) == 8
-    with pytest.raises(ValueError, match="admits 8 changes"):
-        streams.flip_one_bit(make_run(varies=("onebit",), replicate=8), tensor)
+    for replicate in range(choices):
+        changed, change = perturbed(TENSOR, replicate, direction=direction)
+        (index,) = np.flatnonzero(changed.view(np.int32) != TENSOR.view(np.int32))
+        before, after = TENSOR.flat[index], changed.flat[index]
+        assert before != 0
+        assert abs(int(after.view(np.int32)) - int(before.view(np.int32))) == 1
+        assert direction == "either" or (after > before) == (direction == "up")
+        assert change == {"elements": 1, "index": index, "before": before, "after": after}
+        seen.add((int(index), float(after)))
+    assert len(seen) == choices
+    with pytest.raises(ValueError, match=f"admits {choices} changes"):
+        perturbed(TENSOR, choices, direction=direction)
+
+
+def test_the_element_can_be_named() -> None:
+    assert streams.onebit_choices(Perturbation(element=3), TENSOR) == 2
+    changes = [perturbed(TENSOR, replicate, element=3)[1] for replicate in range(2)]
+    assert {change["index"] for change in changes} == {3}
+    assert {change["after"] for change in changes} == {
+        float(np.nextafter(np.float32(3), np.float32(end))) for end in (0, 9)
+    }
+
+
+def test_a_share_of_a_tensor_moves_by_one_ulp_each() -> None:
+    tensor = np.random.default_rng(0).standard_normal((20, 50)).astype(np.float32)
+    one, change = perturbed(tensor, 0, fraction=0.3)
+    moved = np.abs(one.view(np.int32).astype(np.int64) - tensor.view(np.int32)).ravel()
+    assert moved.max() == 1 and moved.sum() == change["elements"] == 300
+    assert 0.4 < ((one > tensor).sum() / 300) < 0.6, "up and down alike"
+    assert (perturbed(tensor, 1, fraction=0.3)[0] != one).any(), "drawn by replicate"
+    assert (perturbed(tensor, 0, fraction=0.3)[0] == one).all()
+    assert streams.onebit_choices(Perturbation(fraction=0.3), tensor) is None
+
+
+def test_noise_has_the_spread_it_was_given() -> None:
+    tensor = 5 * np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    noisy, change = perturbed(tensor, 0, kind="gaussian", fraction=1.0, scale=0.01)
+    assert change["elements"] == 100_000
+    assert (noisy - tensor).std() == pytest.approx(0.05, rel=0.02)
+    one, change = perturbed(tensor, 3, kind="gaussian", scale=0.01)
+    assert change["elements"] == 1 == np.count_nonzero(one != tensor)
+    assert np.flatnonzero(one != tensor)[0] == change["index"]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"step": -1}, "perturb.step must be at least 0"),
+        ({"direction": "upp"}, "did you mean 'up'"),
+        ({"kind": "bit"}, "perturb.kind"),
+        ({"scale": 0.0}, "perturb.scale must be a finite number above 0"),
+        ({"fraction": 1.5}, "between 0 and 1"),
+        ({"fraction": 0.5, "element": 1}, "set one of the two"),
+        ({"kind": "gaussian", "direction": "up"}, "noise .* has none"),
+    ],
+)
+def test_a_senseless_perturbation_is_refused(how: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Perturbation(**how)
 
 
 def test_holding_a_source_gives_the_run_to_compare_with() -> None:
@@ -298,7 +370,7 @@ def test_a_changed_bit_is_all_that_tells_a_run_from_its_reference(others: tuple[
     run = make_run(varies=(*others, "onebit"), replicate=3)
     reference = run.without("onebit")
     network = trace(dropnet, (8, 8, 1), 10, run.recipe)
-    changed, _ = perturb(run, network, initial_weights(run, network))
+    changed, _ = perturb(run, network, initial_weights(run, network), 0)
     held = initial_weights(reference, network)
     assert sum(int((changed[name] != held[name]).sum()) for name in held) == 1
     for source in NAMES:

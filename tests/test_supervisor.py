@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,8 +45,9 @@ def supervise(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     made: list[Supervisor] = []
 
-    def supervise(**options: float) -> Supervisor:
-        made.append(Supervisor(Settings(store=store.url, checkpoint_every=0), **options))
+    def supervise(*, isolation: str = "profile", between_runs: str | None = None, **options: float) -> Supervisor:
+        settings = Settings(store=store.url, checkpoint_every=0, isolation=isolation, between_runs=between_runs)
+        made.append(Supervisor(settings, **options))
         return made[-1]
 
     yield supervise
@@ -94,6 +97,49 @@ def test_a_control_is_trained_in_two_processes_in_whatever_order(store: Store, s
     control = jobs(planned(store, "init", replicates=3), "none")
     list(supervise().train([control[2], control[1], control[0]]))
     assert len(set(processes(store, control))) == 3
+
+
+def test_every_run_has_a_process_of_its_own_where_that_is_asked(store: Store, supervise: Supervise) -> None:
+    todo = jobs(planned(store, "init", replicates=3), "init")
+    assert kinds(list(supervise(isolation="process").train(todo))) == 3 * ["done"]
+    assert len(set(processes(store, todo))) == 3
+
+
+def between(store: Store, job: Job) -> dict[str, Any]:
+    (text,) = store.table(["provenance"], {job.run.id})["provenance"].to_pylist()
+    found: dict[str, Any] = json.loads(text)["between_runs"]
+    return found
+
+
+def test_a_command_comes_before_each_run(store: Store, supervise: Supervise, tmp_path: Path) -> None:
+    """Whatever its exit code, which is recorded."""
+    todo = jobs(planned(store, "init", replicates=2), "init")
+    command = f"echo x >> {tmp_path}/log; exit $(wc -l < {tmp_path}/log)"
+    assert kinds(list(supervise(between_runs=command).train(todo))) == 2 * ["done"]
+    assert (tmp_path / "log").read_text() == "x\nx\n"
+    found = [between(store, job) for job in todo]
+    assert [(each["command"], each["exit_code"]) for each in found] == [(command, 1), (command, 2)]
+    assert all(0 < each["seconds"] < 60 for each in found)
+
+
+def test_a_command_that_hangs_is_ended(store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.supervisor.BETWEEN_SECONDS", 0.2)
+    todo = jobs(planned(store, "init", replicates=1), "init")
+    assert kinds(list(supervise(between_runs="sleep 600 | cat").train(todo))) == ["done"]
+    found = between(store, todo[0])
+    assert found["exit_code"] is None and 0.2 <= found["seconds"] < 60
+
+
+def test_other_hardware_is_not_tried_again(store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(store, "init", replicates=1)
+    control, todo = jobs(plan, "none"), jobs(plan, "init")
+    list(supervise().train(control[:1]))
+    monkeypatch.setenv("FAKE_VERSION", "2.0")
+    events = list(supervise(retries=3).train(todo))
+    assert kinds(events) == ["failed"]
+    (failure,) = store.failures().to_pylist()
+    assert failure["outcome"] == "hardware" and failure["message"] == events[-1].message
+    assert "'cpu, torch 1.0', but this is 'cpu, torch 2.0'" in failure["message"]
 
 
 def test_a_run_with_a_record_starts_no_process(store: Store, supervise: Supervise) -> None:

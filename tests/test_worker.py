@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator import provenance, records, worker
+from orchestrator import catalog, provenance, records, worker
 from orchestrator.store import RECORD_SCHEMA, Spool, Store, open_store
-from orchestrator.worker import RunContext, Settings, execute
+from orchestrator.worker import OtherHardware, RunContext, Settings, execute
 from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted
 from protocols.digest import digest
 from protocols.run import Run
-from tests import fake_trainer
+from tests import factory, fake_trainer
 from tests.fakes import blobs_data, planned, runs_of
+
+RUN = factory.plan(sources=["init"], replicates=1)[0].run
 
 
 @pytest.fixture
@@ -157,7 +159,7 @@ def test_a_reference_from_another_kind_of_machine_is_trained_again(
     control, run = runs["none"][0], runs["onebit"][0]
     execute(control, "none", store, data, settings)
     kept = store.load_reference(control.id)
-    store.save_reference(control.id, kept.weights, kept.losses + 1, kept.predictions, "another")
+    store.save_reference(control.id, dataclasses.replace(kept, losses=kept.losses + 1, fingerprint="another"))
     row = execute(run, "onebit", store, data, settings)
     assert trained == [control.id, run.id, control.id]
     assert store.load_reference(control.id).fingerprint == row["fingerprint"] == kept.fingerprint
@@ -170,6 +172,190 @@ def test_one_bit_among_other_sources_is_held_against_those(
     execute(run, "init+onebit", store, data, settings)
     assert trained == [run.id, run.without("onebit").id]
     assert run.without("onebit").varies == ("init",) and run.without("onebit").replicate == 1
+
+
+def test_how_far_a_perturbation_led(store: Store, settings: Settings, data: Dataset) -> None:
+    plan = planned(store, "onebit", epochs=4, keep=("weights", "barrier"))
+    control, run = runs_of(plan, "none")[0], runs_of(plan, "onebit")[1]
+    for each, source in ((control, "none"), (run, "onebit")):
+        execute(each, source, store, data, settings)
+    row = store.table(None, {run.id}).to_pylist()[0]
+    one, other = (store.kept(each.id)["weights/head.weight"] for each in (run, control))
+    assert row["distance"] == pytest.approx(np.linalg.norm((one - other).ravel()), rel=1e-6)
+    assert row["cosine"] == pytest.approx(np.sum(one * other) / np.linalg.norm(one) / np.linalg.norm(other), rel=1e-5)
+    assert row["largest_ulp"] >= 1 and (row["onebit_step"], row["onebit_elements"]) == (0, 1)
+    assert row["onebit_digest"] == row["initial_digest"]
+
+    images = data.test_images.reshape(60, -1).astype(np.float32) / 255
+    errors, losses = [], []
+    for share in np.arange(11) / 10:
+        logits = images @ ((1 - share) * one + share * other).T
+        errors.append(np.mean(logits.argmax(axis=1) != data.test_labels))
+        losses.append(records.cross_entropy(logits, data.test_labels))
+    assert row["barrier_error"] == pytest.approx(max(errors) - (errors[0] + errors[-1]) / 2)
+    assert row["barrier_loss"] == pytest.approx(max(losses) - (losses[0] + losses[-1]) / 2, abs=1e-6)
+
+
+def test_what_is_kept_is_there_before_the_record_and_as_large_as_planned(
+    store: Store, settings: Settings, data: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run, _) = runs_of(planned(store, "init", keep=("weights", "layers")), "init")
+    kept: list[Any] = []
+    monkeypatch.setattr(store, "commit", lambda row: (kept.append(store.kept(row["id"])), Store.commit(store, row)))
+    row = execute(run, "init", store, data, settings)
+    assert set(kept[0]) == {"weights/head.weight", "weights/norm.mean", "gram/head"}
+    assert digest({name[8:]: kept[0][name] for name in kept[0] if name[0] == "w"}) == row["final_digest"]
+    assert row["kept"] == ["layers", "weights"]
+
+    network = fake_trainer.network(None, data.image_shape, data.classes, run.recipe)
+    weights = dataclasses.replace(run, keep=("weights",))
+    assert records.kept_bytes(weights, network) == 4 * (48 + 3)
+    assert records.kept_bytes(run, network) == 4 * (48 + 3 + catalog.probes() ** 2)
+    few = dataclasses.replace(run, keep=("layers",), dataset=dataclasses.replace(run.dataset, test_size=30))
+    assert records.kept_bytes(few, network) == 4 * 30**2
+    assert records.kept_bytes(dataclasses.replace(run, keep=("barrier",)), network) == 0
+
+
+def test_a_run_that_keeps_nothing_leaves_no_file(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]]
+) -> None:
+    row = execute(runs["init"][0], "init", store, data, settings)
+    assert store.kept(row["id"]) is None and row["kept"] == []
+    assert row["barrier_error"] is None and row["distance"] is None
+
+
+def test_variants_are_scored(store: Store, settings: Settings, data: Dataset) -> None:
+    (run, _) = runs_of(planned(store, "init", views=("flip",)), "init")
+    row = execute(run, "init", store, data, settings)
+    ((_, (variant,)),) = store.variants([run.id])
+    plain = next(store.logits([run.id]))[1]
+    assert (variant.name, variant.passes, row["passes"]) == ("flip", 2, 1)
+    assert variant.logits.tobytes() == (2 * plain).tobytes()
+    (kept,) = row["variants"]
+    assert kept["accuracy"] == row["accuracy"]
+    assert kept["cross_entropy"] == pytest.approx(records.cross_entropy(2 * plain, data.test_labels))
+
+
+# Asynchronous training
+
+
+def asynchronous(store: Store, source: str, **changes: Any) -> list[Run]:
+    return runs_of(planned(store, source, async_workers=3, epochs=4, **changes), source)
+
+
+def test_a_simulated_schedule_leaves_its_staleness_and_no_log(store: Store, settings: Settings, data: Dataset) -> None:
+    control = planned(store, "async", async_workers=3, epochs=4).planned[0].run
+    for run, source in ((control, "none"), (asynchronous(store, "async")[0], "async")):
+        row = execute(run, source, store, data, settings)
+        assert 0 < row["staleness_mean"] < row["staleness_max"] <= fake_trainer.STEPS - 1
+        assert row["commits"] == [] and row["asynchrony"] == run.asynchrony
+
+
+def test_staleness_is_counted_within_an_epoch() -> None:
+    reads = np.array([0, 0, 1, 0, 1, 0])
+    commits = np.stack([np.zeros(6, np.int64), np.tile([0, 1, 2], 2), reads], axis=1)
+    assert records.staleness(commits, 2).tolist() == [0, 1, 1, 0, 0, 2]
+    assert records.staleness(None, 2) is None
+
+
+def test_a_race_is_logged_and_its_log_replays_it(
+    store: Store, settings: Settings, data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = asynchronous(store, "async", asynchrony="real")[0]
+    monkeypatch.setenv("FAKE_PROFILE", run.profile)
+    raced = execute(run, "async", store, data, settings)
+    log = np.array([[item[name] for name in ("worker", "batch", "read")] for item in raced["commits"]])
+    assert len(log) == 4 * fake_trainer.STEPS and raced["asynchrony"] == "real"
+
+    def elsewhere(name: str, log: Any) -> dict[str, Any]:
+        return execute(run, "async", open_store(tmp_path / name, create=True), data, settings, log=log)
+
+    assert elsewhere("replayed", log)["final_digest"] == raced["final_digest"]
+    assert elsewhere("raced", None)["final_digest"] != raced["final_digest"]
+
+
+def test_a_bit_changed_in_a_race_is_held_against_its_own_log(
+    store: Store, settings: Settings, data: Dataset, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = asynchronous(store, "async+onebit", asynchrony="real")[0]
+    monkeypatch.setenv("FAKE_PROFILE", run.profile)
+    run = dataclasses.replace(run, perturb=dataclasses.replace(run.perturb, epoch=2))
+    row = execute(run, "async+onebit", store, data, settings)
+    assert trained == [run.id, run.without("onebit").id]
+    assert row["first_differing_step"] >= 2 * fake_trainer.STEPS and row["weights_changed"] > 0
+    assert store.load_reference(run.without("onebit").id) is None
+
+
+def test_a_replay_leaves_the_checkpoints_of_the_race_alone(store: Store, settings: Settings) -> None:
+    log = np.zeros((4, 3), np.int64)
+    context = RunContext(RUN, store, settings, lambda message: None, None, lambda: False, log)
+    saved = Checkpoint(epochs=1, tensors={}, losses=np.zeros(1), history=(), first_step_digest="", initial_digest="")
+    store.save_checkpoint(RUN.id, saved)
+    assert context.load_checkpoint() is None and not context.checkpoint_due()
+    context.save_checkpoint(dataclasses.replace(saved, epochs=2))
+    assert store.load_checkpoint(RUN.id).epochs == 1
+    assert context.commit_log() is log
+
+
+# Hardware
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_group_stays_on_one_class_of_hardware(
+    store: Store,
+    settings: Settings,
+    data: Dataset,
+    runs: dict[str, list[Run]],
+    monkeypatch: pytest.MonkeyPatch,
+    silent: bool,
+) -> None:
+    """Even where the trainer never asks for its fingerprint; then the run is refused when it is done."""
+    assert execute(runs["none"][0], "none", store, data, settings)["hardware"] == "cpu, torch 1.0"
+    monkeypatch.setenv("FAKE_VERSION", "2.0")
+    if silent:
+        monkeypatch.setenv("FAKE_SILENT", "1")
+    messages: list[dict[str, Any]] = []
+    with pytest.raises(OtherHardware, match="'cpu, torch 1.0', but this is 'cpu, torch 2.0'; use .*hardware") as caught:
+        execute(runs["init"][0], "init", store, data, settings, listener=messages.append)
+    assert "\n" not in str(caught.value)
+    assert [message["kind"] for message in messages] == ["started", *(4 * ["epoch"] if silent else [])]
+    assert store.finished() == {runs["none"][0].id}
+
+    other = runs_of(planned(store, "init", epochs=5), "init")[0]  # another group
+    assert execute(other, "init", store, data, settings)["hardware"] == "cpu, torch 2.0"
+
+
+def test_runs_that_list_hardware_go_anywhere(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = runs_of(planned(store, "hardware+init", epochs=4), "hardware+init")
+    monkeypatch.setenv("FAKE_VERSION", "2.0")
+    assert free[0].group == runs["init"][0].group
+    execute(free[0], "hardware+init", store, data, settings)
+    monkeypatch.setenv("FAKE_VERSION", "1.0")
+    for run, source in ((free[1], "hardware+init"), (runs["init"][0], "init")):
+        assert execute(run, source, store, data, settings)["hardware"] == "cpu, torch 1.0"
+
+
+def test_hardware_in_words() -> None:
+    trainer = {"torch": "2.6", "device": "NVIDIA H200", "cuda": "12.4", "cudnn": 90100, "threads": 1, "tf32": False}
+    origin = {"trainer": trainer, "gpus": ["NVIDIA H200, 143771 MiB, 550.54"], "cpu": "a CPU", "isa": ["avx"]}
+    assert provenance.hardware(origin) == "NVIDIA H200, driver 550.54, CUDA 12.4, cuDNN 90100, torch 2.6"
+    other = {**origin, "trainer": {**trainer, "threads": 4, "tf32": True}, "cpu": "another", "isa": []}
+    assert provenance.hardware(other) == provenance.hardware(origin)
+    on_cpu = {**origin, "trainer": {"tensorflow": "2.21", "keras": "3.1", "device": "cpu", "cuda": None}}
+    assert provenance.hardware(on_cpu) == "cpu, tensorflow 2.21, keras 3.1"
+
+
+def test_what_came_between_runs_is_in_the_provenance(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]]
+) -> None:
+    came = {"command": "nvidia-smi -rac", "exit_code": 9, "seconds": 0.1}
+    one = execute(runs["init"][0], "init", store, data, settings, between_runs=came)
+    other = execute(runs["init"][1], "init", store, data, settings)
+    assert json.loads(one["provenance"])["between_runs"] == came
+    assert "between_runs" not in json.loads(other["provenance"])
+    assert one["fingerprint"] == other["fingerprint"]
 
 
 def test_a_diverged_run_has_a_record_without_measures(
@@ -192,14 +378,14 @@ def context_at(
     """A context, and a list that holds the time."""
     clock = [0.0]
     monkeypatch.setattr("orchestrator.worker.time.monotonic", lambda: clock[0])
-    return RunContext("a" * 64, store, settings, lambda message: None, attempt, lambda: False), clock
+    return RunContext(RUN, store, settings, lambda message: None, attempt, lambda: False), clock
 
 
 def test_epochs_are_published_now_and_then_and_spooled_at_once(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, clock = context_at(store, settings, monkeypatch, attempt=1)
-    spool = Path(settings.spool) / f"{'a' * 64}.arrows"
+    spool = Path(settings.spool) / f"{RUN.id}.arrows"
     for number, seconds in enumerate((10.0, 29.0, 31.0, 50.0), 1):
         clock[0] = seconds
         context.report(row_of(number))

@@ -32,6 +32,7 @@ def main(specification: str, checkpoint: str | None = None) -> None:
                 "losses": outcome.losses.tolist(),
                 "resumed_epochs": outcome.resumed_epochs,
                 "epochs": [row.epoch for row in outcome.history],
+                "fingerprint": context.fingerprint(outcome.provenance),
             }
         )
     )

@@ -5,44 +5,20 @@ A run is a pure function of its specification; what is held is held bit for bit;
 
 from __future__ import annotations
 
-import importlib
-import json
-import os
-import pickle
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from protocols.contract import Checkpoint, Dataset, Interrupted, Outcome
+from protocols.contract import Dataset, Interrupted
 from protocols.digest import digest
-from protocols.run import Run
-from tests.runs import MemoryContext, make_run
+from tests.harness import Harness
+from tests.runs import MemoryContext
 from trainers.initial import initial_weights
 
-ROOT = Path(__file__).parent.parent
 
-
-class TrainerContract:
-    """Tests of one trainer, whose short name is ``name``."""
-
-    name: str
-
-    @property
-    def trainer(self) -> Any:
-        return importlib.import_module(f"trainers.{self.name}").trainer
-
-    def train(self, run: Run, data: Dataset, context: MemoryContext | None = None) -> Outcome:
-        module, _, function = self.trainer.train.partition(":")
-        train: Callable[..., Outcome] = getattr(importlib.import_module(module), function)
-        return train(run, data, context or MemoryContext())
-
-    def run(self, **fields: Any) -> Run:
-        return make_run(self.name, **fields)
+class TrainerContract(Harness):
+    """Tests of whole runs."""
 
     def test_the_same_run_twice_gives_the_same_bytes(self, few_digits: Dataset) -> None:
         one, two = (self.train(self.run(), few_digits) for _ in range(2))
@@ -156,34 +132,3 @@ class TrainerContract:
         assert one["final"] == two["final"] != held["final"]
         assert one["initial_digest"] == held["initial_digest"]
         assert self.trainer.kernels > 1
-
-    def network(self, run: Run, data: Dataset) -> Any:
-        architecture = importlib.import_module("trainers.resolve").architecture(run.architecture)
-        return self.trainer.network(architecture, data.image_shape, data.classes, run.recipe)
-
-    def in_fresh_process(
-        self, run: Run, checkpoint: Checkpoint | None = None, folder: Path | None = None
-    ) -> dict[str, Any]:
-        """Train in a new process with the environment of the run's profile; digests of what it gave."""
-        arguments = [run.specification]
-        if checkpoint is not None:
-            assert folder is not None
-            path = folder / "checkpoint.pickle"
-            path.write_bytes(pickle.dumps(checkpoint))
-            arguments.append(str(path))
-        environment = {
-            **os.environ,
-            **self.trainer.environment(run.profile, 1, 0.0),
-            "PYTHONPATH": str(ROOT),
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.train_once", *arguments],
-            capture_output=True,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return result

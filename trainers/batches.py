@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from protocols import streams
 from protocols.contract import Dataset, Network
 from protocols.run import Run
+from protocols.sources import source
+from trainers.asynchrony import Commits
 from trainers.schedule import learning_rates
 
 EVALUATION_BATCH = 500
@@ -23,14 +25,19 @@ class EpochPlan:
     examples: NDArray[np.int64]
     """(N,) index into the training set."""
     corners: NDArray[np.int64]
-    """(N,) index of the crop's first pixel in the padded training set, flattened over (example, row, column)."""
+    """(N,) index of the crop's first pixel in the padded training set, flattened over (example, row, column); zeros for
+    photographs and text."""
     flips: NDArray[np.int64]
-    """(N,) 1 where the crop is mirrored."""
+    """(N,) 1 where the crop is mirrored; zeros for photographs and text."""
+    boxes: NDArray[np.int64] | None
+    """(N, 5) for photographs, see :meth:`protocols.contract.Photographs.train`; None for everything else."""
     rates: NDArray[np.float64]
-    """(steps,)"""
+    """(steps,) By step, not by batch: the two differ where workers are asynchronous."""
     masks: dict[str, NDArray[np.bool_]]
     """Dropout layer -> (N, ...): which units stay on."""
     batch_size: int
+    commits: Commits | None = None
+    """Which batch each step applies, and to which weights; None: step s applies batch s, as usual."""
 
     @property
     def steps(self) -> int:
@@ -41,17 +48,25 @@ class EpochPlan:
         """The rows of one batch."""
         return slice(step * self.batch_size, (step + 1) * self.batch_size)
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(steps,) Examples of the batch that each step applies."""
+        batches = np.arange(self.steps) if self.commits is None else self.commits.batches
+        starts = batches * self.batch_size
+        return np.minimum(self.batch_size, len(self.examples) - starts)
+
 
 def steps_per_epoch(run: Run, data: Dataset) -> int:
     """Number of batches of an epoch; the last one is never dropped."""
     return -(-len(data.train_labels) // run.recipe.batch_size)
 
 
-def plan_epoch(run: Run, data: Dataset, network: Network, epoch: int) -> EpochPlan:
-    """The plan of an epoch (counted from 0).
+def plan_epoch(run: Run, data: Dataset, network: Network, epoch: int, commits: Commits | None = None) -> EpochPlan:
+    """The plan of an epoch (counted from 0), in the order that ``commits`` gives where workers are asynchronous.
 
     Order, augmentation and dropout masks are drawn first; where the library source varies by ``order``, the samples
-    inside each batch are permuted last, masks and all: the same mathematics, another order of sums.
+    inside each batch are permuted last, masks and all: the same mathematics, another order of sums. All of it belongs to
+    batches, so that the order in which asynchronous workers apply them changes none of it.
     """
     size, count = run.recipe.batch_size, len(data.train_labels)
     steps = steps_per_epoch(run, data)
@@ -69,22 +84,33 @@ def plan_epoch(run: Run, data: Dataset, network: Network, epoch: int) -> EpochPl
     if permutation is not None:
         examples = examples[permutation]
         masks = {name: mask[permutation] for name, mask in masks.items()}
-    rows, columns, flips = streams.crops_and_flips(run, epoch, data.full_train_size)
     samples = data.train_samples[examples]
-    height, width, _ = data.image_shape
-    pad = 2 * (run.recipe.crop or 0)
-    corners = (examples * (height + pad) + rows[samples]) * (width + pad) + columns[samples]
-    return EpochPlan(
+    corners, flips, boxes = np.zeros(count, np.int64), np.zeros(count, np.int64), None
+    if data.photographs is not None:
+        boxes = streams.resized_crops(run, epoch, data.photographs.train_sizes[examples], samples)
+    elif not data.is_text:
+        rows, columns, mirrored = streams.crops_and_flips(run, epoch, data.full_train_size)
+        height, width, _ = data.image_shape
+        pad = 2 * (run.recipe.crop or 0)
+        corners = (examples * (height + pad) + rows[samples]) * (width + pad) + columns[samples]
+        flips = mirrored[samples]
+    plan = EpochPlan(
         examples=examples,
         corners=corners,
-        flips=flips[samples],
+        flips=flips,
+        boxes=boxes,
         rates=learning_rates(run.recipe, epoch, steps),
         masks=masks,
         batch_size=size,
+        commits=commits,
     )
+    for name in run.varies:
+        if (change := source(name).plan) is not None:
+            plan = change(plan, streams.generator(run, name, epoch))
+    return plan
 
 
-def pixel_grids(image_shape: tuple[int, int, int], crop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def pixel_grids(image_shape: tuple[int, ...], crop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Offsets from a crop's corner to its pixels in the flattened padded set, plain and mirrored: (height, width)."""
     height, width, _ = image_shape
     rows = np.arange(height, dtype=np.int64)[:, None] * (width + 2 * crop)

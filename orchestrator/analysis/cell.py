@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 
 from orchestrator.analysis import intervals, measures
 from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.jackknife import Jackknife
 from orchestrator.analysis.quantities import QUANTITIES
+from orchestrator.analysis.reductions import PAIRS, distance
+from protocols.protocol import MEASURES
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -36,6 +39,10 @@ class Measured:
     """For every name of ``QUANTITIES``."""
     pairs: Mapping[str, Pairs]
     """For those measures of pairs that could be computed."""
+    accuracies: Floats
+    """(models,) of those that were given, in the unit of ``accuracy_sd``; NaN where unknown."""
+    cross_entropies: Floats
+    """(models,) likewise."""
     papers: Mapping[str, float]
     """The same SDs as the papers compute them (ddof=0) and, as ``..._se``, their bootstrap standard errors."""
     notes: tuple[str, ...]
@@ -52,6 +59,41 @@ class Measured:
             reason if len(titles) == len(self.estimates) else f"{', '.join(titles)}: {reason}"
             for reason, titles in concerned.items()
         ]
+
+    def models(self, name: str) -> tuple[int, ...]:
+        """The models, as indices into those that were given, that enter one of the five measures."""
+        if name in PAIRS:
+            return self.pairs[name].models if name in self.pairs else ()
+        values = self.accuracies if name == "accuracy_sd" else self.cross_entropies
+        return tuple(np.flatnonzero(np.isfinite(values)).tolist())
+
+    @property
+    def comparable(self) -> tuple[int, ...]:
+        """The models that enter all five measures."""
+        return tuple(sorted(set.intersection(*(set(self.models(name)) for name in MEASURES))))
+
+    def distance(
+        self, name: str, models: Sequence[int] | None = None, blocks: NDArray[np.integer[Any]] | None = None
+    ) -> Jackknife:
+        """One of the five measures as a number that is 0 where models do not differ, in the unit of ``QUANTITIES``.
+
+        Args:
+            name: of ``protocols.protocol.MEASURES``.
+            models: some of :meth:`models`; None: all of them.
+            blocks: see :func:`orchestrator.analysis.jackknife.deviation`.
+        """
+        rows = list(self.models(name) if models is None else models)
+        if name in PAIRS:
+            place = [self.pairs[name].models.index(model) for model in rows]
+            matrix = self.pairs[name].matrix[np.ix_(place, place)] if rows else np.empty((0, 0))
+            return distance(name, matrix, blocks)
+        return distance(name, (self.accuracies if name == "accuracy_sd" else self.cross_entropies)[rows], blocks)
+
+    def distances(
+        self, models: Sequence[int] | None = None, blocks: NDArray[np.integer[Any]] | None = None
+    ) -> dict[str, Jackknife]:
+        """:meth:`distance` of all five measures."""
+        return {name: self.distance(name, models, blocks) for name in MEASURES}
 
 
 def measure(
@@ -70,6 +112,7 @@ def measure(
         logits: for each model (examples, classes), or None.
         labels: (examples,), or None if they are not known.
     """
+    given = QUANTITIES["accuracy_sd"].scale * accuracies, cross_entropies
     estimates: dict[str, Estimate] = {}
     papers: dict[str, float] = {}
     notes: list[str] = []
@@ -106,6 +149,8 @@ def measure(
     return Measured(
         estimates={name: estimates[name] * quantity.scale for name, quantity in QUANTITIES.items()},
         pairs={name: pairs for name, pairs in matrices.items() if len(pairs.models) > 1},
+        accuracies=given[0],
+        cross_entropies=given[1],
         papers=papers,
         notes=tuple(notes),
     )

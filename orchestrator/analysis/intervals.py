@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from orchestrator.analysis.jackknife import Jackknife, deviation, pair_average, same
 from orchestrator.analysis.measures import pair_mean, pair_values, standard_deviation
 
 Floats = NDArray[np.float64]
@@ -23,6 +24,8 @@ NONE = "no replicate yet"
 ONE = "one replicate shows no spread"
 UNMOVED = "leaving out any one replicate changes nothing, so there is no error to estimate"
 FEW_PAIRS = "an interval over pairs needs at least 3 replicates"
+NOT_POSITIVE = "it is not above 0 with every set of models, so there is no ratio to judge"
+UNKNOWN = "leaving out one of the replicates leaves too few, or a value that is not finite"
 FEW = "an interval of an SD needs at least 4 replicates"
 
 RESAMPLES = 10_000
@@ -74,16 +77,13 @@ def spread(values: Floats, level: float = LEVEL) -> Estimate:
         return Estimate(value=0.0, reason=f"all {n} values are equal")
     if n < 4:  # at 3 it would cover, but its ends typically lie a factor of 1,000 apart
         return Estimate(value=value, reason=FEW)
-    centred = values - np.mean(values)
-    total = float(centred @ centred)
-    # Leaving out value i of a centred sample takes n / (n - 1) of its square away from the sum of squares.
-    without = total - centred**2 * n / (n - 1)
-    if np.min(without) <= 1e-12 * total:
+    jackknife = deviation(values)
+    (without,) = jackknife.without
+    if np.min(without) <= 1e-6 * value:
         return Estimate(value=value, reason=f"all but one of the {n} values are equal")
-    if np.ptp(without) <= 1e-12 * total:
+    if np.ptp(without) <= 1e-12 * value:
         return Estimate(value=value, reason=UNMOVED)
-    half = _quantile(level, n - 1) * _jackknife_error(np.log(without) / 2)
-    return Estimate(value=value, low=value * math.exp(-half), high=value * math.exp(half))
+    return positive(jackknife, level)
 
 
 def pairwise_mean(
@@ -110,12 +110,35 @@ def pairwise_mean(
     pairs = pair_values(matrix)
     if np.all(pairs == pairs[0]):
         return Estimate(value=float(pairs[0]), reason=f"all {len(pairs)} pairs have the same value")
-    own = matrix.sum(axis=1) - np.diag(matrix)
-    without = (pairs.sum() - own) / ((n - 1) * (n - 2) / 2)
-    if np.ptp(without) <= 1e-12 * np.ptp(pairs):
+    jackknife = pair_average(matrix)
+    if np.ptp(jackknife.without) <= 1e-12 * np.ptp(pairs):
         return Estimate(value=value, reason=UNMOVED)
-    half = _quantile(level, n - 1) * _jackknife_error(without)
-    return Estimate(value=value, low=max(value - half, bounds[0]), high=min(value + half, bounds[1]))
+    return interval(jackknife, level, bounds)
+
+
+def interval(
+    jackknife: Jackknife, level: float = LEVEL, bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> Estimate:
+    """A number with Student's t interval from its jackknife, cut off at ``bounds``."""
+    if not jackknife.known:
+        return Estimate(value=jackknife.value, reason=UNKNOWN)
+    if jackknife.error == 0:
+        return Estimate(value=jackknife.value, reason=UNMOVED)
+    half = _quantile(level, jackknife.freedom) * jackknife.error
+    low, high = jackknife.value - half, jackknife.value + half
+    return Estimate(value=jackknife.value, low=max(low, bounds[0]), high=min(high, bounds[1]))
+
+
+def positive(jackknife: Jackknife, level: float = LEVEL) -> Estimate:
+    """A number above 0, such as an SD or a ratio of two, with an interval that is symmetric on its logarithm."""
+    if not jackknife.known:
+        return Estimate(value=jackknife.value, reason=UNKNOWN)
+    if not (jackknife.value > 0 and all((part > 0).all() for part in jackknife.without)):
+        return Estimate(value=jackknife.value, reason=NOT_POSITIVE)
+    logarithm = interval(same(np.log, jackknife), level)
+    return Estimate(
+        value=jackknife.value, low=math.exp(logarithm.low), high=math.exp(logarithm.high), reason=logarithm.reason
+    )
 
 
 def bootstrap_error(values: Floats, rng: np.random.Generator, resamples: int = RESAMPLES) -> float:
@@ -131,11 +154,5 @@ def bootstrap_error(values: Floats, rng: np.random.Generator, resamples: int = R
     return float(np.std(np.std(drawn, axis=1)))
 
 
-def _jackknife_error(without: Floats) -> float:
-    """The jackknife's standard error, from the (n,) estimates that leave one model out each."""
-    n = len(without)
-    return math.sqrt((n - 1) / n * float(np.sum((without - without.mean()) ** 2)))
-
-
-def _quantile(level: float, freedom: int) -> float:
+def _quantile(level: float, freedom: float) -> float:
     return float(stdtrit(freedom, (1 + level) / 2))

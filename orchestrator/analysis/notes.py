@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator.analysis.cell import Measured
-from protocols.sources import CONTROL
+from protocols.sources import CONTROL, label_sources
 
 
 def notes(source: str, library: str, runs: pd.DataFrame, measured: Measured, held: bool) -> list[str]:
@@ -33,8 +33,12 @@ def notes(source: str, library: str, runs: pd.DataFrame, measured: Measured, hel
         texts.append(f"{n} replicates ended in only {digests} different sets of weights")
     if library == "native" and (ok["device"] == "cpu").any():
         texts.append("library (native) ran on a CPU, where released kernels repeat: its zeros are no finding")
-    # Kernels that vary have a fingerprint each: that is what the cell asks for.
-    if library != "kernel" and (fingerprints := ok["fingerprint"].nunique()) > 1:
+    # Kernels and hardware that vary have a fingerprint each: that is what the cell asks for.
+    if (
+        library != "kernel"
+        and "hardware" not in label_sources(source)
+        and (fingerprints := ok["fingerprint"].nunique()) > 1
+    ):
         texts.append(
             f"replicates ran under {fingerprints} fingerprints (hardware or software): part of the spread may be theirs"
         )

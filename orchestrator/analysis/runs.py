@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,16 +11,21 @@ import pandas as pd
 
 from orchestrator.store import Store
 from protocols.run import Run
-from protocols.sources import ALL, CONTROL, HELD, SOURCES
+from protocols.sources import ALL, CONTROL, SOURCES, label_sources, source_number
 
-IDENTITY = ("id", "group", "source", "library", "trainer", "architecture", "dataset", "base_seed", "replicate")
+IDENTITY = (
+    *("id", "group", "source", "library", "asynchrony", "trainer", "architecture", "dataset"),
+    *("base_seed", "replicate"),
+)
 """What a run is, from its plan or its record."""
 
 RESULTS = (
     *("outcome", "accuracy", "cross_entropy", "initial_digest", "final_digest", "labels_fingerprint"),
-    *("logits_precision", "weights_changed", "weights_total", "predictions_changed", "first_differing_step"),
-    *("attempt", "resumed_epochs", "images_per_second", "seconds", "started", "finished"),
-    *("process", "host", "device", "fingerprint", "provenance"),
+    *("logits_precision", "passes", "staleness_mean", "staleness_max"),
+    *("onebit_step", "weights_changed", "weights_total", "predictions_changed", "first_differing_step"),
+    *("distance", "cosine", "largest_ulp", "barrier_error", "barrier_loss", "kept"),
+    *("attempt", "resumed_epochs", "images_per_second", "seconds", "train_seconds", "started", "finished"),
+    *("process", "host", "device", "hardware", "fingerprint", "provenance"),
 )
 """What a record adds; missing for a run that is not finished."""
 
@@ -53,19 +59,16 @@ def read_runs(store: Store, planned: Sequence[Planned] | None = None) -> pd.Data
     return runs.assign(recipe=_recipes(runs))
 
 
-def source_title(source: str, library: str) -> str:
-    """A source with the kind of its library variation, which is never left out: ``library (order)``."""
-    if library == HELD:
-        return source
-    return f"library ({library})" if source == "library" else f"{source} (library: {library})"
+def source_order(source: str) -> tuple[int, list[int], list[int], str]:
+    """Sorts the control first, then single sources and combinations by their numbers, and ``all`` last.
 
-
-def source_order(source: str) -> tuple[int, list[int]]:
-    """Sorts the control first, then single sources and combinations by their numbers, and ``all`` last."""
+    One source with several choices, such as ``onebit[step=10]``, is sorted by the numbers in them.
+    """
     if source in (CONTROL, ALL):
-        return (0 if source == CONTROL else len(SOURCES) + 1), []
-    numbers = [SOURCES[name].number for name in source.split("+")]
-    return len(numbers), numbers
+        return (0 if source == CONTROL else len(SOURCES) + 1), [], [], source
+    numbers = [source_number(name) for name in label_sources(source)]
+    choices = source.partition("[")[2]
+    return len(numbers), numbers, [int(number) for number in re.findall(r"\d+", choices)], source
 
 
 def _identity(entry: Planned) -> dict[str, Any]:
@@ -75,6 +78,7 @@ def _identity(entry: Planned) -> dict[str, Any]:
         "group": run.group,
         "source": entry.source,
         "library": run.library,
+        "asynchrony": run.asynchrony,
         "trainer": run.trainer,
         "architecture": run.architecture,
         "dataset": str(run.dataset),
@@ -98,6 +102,10 @@ def _recipes(runs: pd.DataFrame) -> pd.Series:
 def _settings(specification: str) -> dict[str, str]:
     """What decides a group's bits beside its trainer, architecture, dataset and base seed, as text."""
     values = json.loads(specification)
-    settings = {name: str(value) for name, value in values["recipe"].items()}
+    settings = {
+        name: "+".join(value) or "none" if isinstance(value, list) else str(value)
+        for name, value in values["recipe"].items()
+    }
     settings |= {"numerics": str(values["numerics"]), "data": values["dataset_fingerprint"][:12]}
+    settings |= {"keep": "+".join(values["keep"]) or "nothing"}
     return settings | {module: version[:12] for module, version in values["code"]}

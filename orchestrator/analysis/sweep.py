@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from orchestrator.analysis import measures
+from orchestrator.analysis import across, contrasts, examples, kept, measures, mitigations
 from orchestrator.analysis.cell import Measured, measure
 from orchestrator.analysis.controls import NOT_HELD, Verdict, judge
 from orchestrator.analysis.notes import notes
 from orchestrator.analysis.quantities import QUANTITIES
-from orchestrator.analysis.runs import Planned, read_runs, source_order, source_title
+from orchestrator.analysis.runs import Planned, read_runs, source_order
 from orchestrator.store import Store, open_store
 from protocols.errors import UserError, unknown
 from protocols.protocol import Protocol
-from protocols.sources import CONTROL
+from protocols.sources import ALL, CONTROL, source_title
 
 GROUP = ("group", "trainer", "architecture", "dataset", "base_seed", "recipe")
 
@@ -45,13 +45,19 @@ class Cell:
     group: str
     source: str
     library: str
+    asynchrony: str
     runs: pd.DataFrame
     """Finished or not, by replicate."""
 
     @property
     def label(self) -> str:
         """The source as tables and figures show it, e.g. ``library (order)``."""
-        return source_title(self.source, self.library)
+        return source_title(self.source, self.library, self.asynchrony)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether nothing varies."""
+        return self.source == CONTROL
 
     @property
     def ok(self) -> pd.DataFrame:
@@ -102,6 +108,7 @@ class Sweep:
         self.runs = runs
         """One row a run, see :func:`orchestrator.analysis.runs.read_runs`."""
         self.protocol = protocol
+        self._tables: dict[Callable[[Sweep], pd.DataFrame], pd.DataFrame] = {}
 
     @cached_property
     def groups(self) -> pd.DataFrame:
@@ -114,8 +121,16 @@ class Sweep:
         """The cells by group, the control first and ``all`` last."""
         order = {group: number for number, group in enumerate(self.groups["group"])}
         cells = [
-            Cell(group=str(group), source=str(source), library=str(library), runs=runs.sort_values("replicate"))
-            for (group, source, library), runs in self.runs.groupby(["group", "source", "library"])
+            Cell(
+                group=str(group),
+                source=str(source),
+                library=str(library),
+                asynchrony=str(asynchrony),
+                runs=runs.sort_values("replicate"),
+            )
+            for (group, source, library, asynchrony), runs in self.runs.groupby(
+                ["group", "source", "library", "asynchrony"]
+            )
         ]
         return sorted(cells, key=lambda cell: (order[cell.group], source_order(cell.source), cell.library))
 
@@ -219,7 +234,7 @@ class Sweep:
         """
         cells = [cell for cell in self.cells if cell.group == group]
         models = pd.concat([cell.ok.head(per_cell).assign(label=cell.label) for cell in cells], ignore_index=True)
-        known = [values for values in self._arrays(models["id"], "predictions") if values is not None]
+        known = [values for values in self.arrays(models["id"], "predictions") if values is not None]
         if len(known) < len(models) or models["labels_fingerprint"].nunique() != 1:
             return models.head(0), np.empty((0, 0))
         return models, 100 * measures.disagreement(np.stack(known))
@@ -235,19 +250,147 @@ class Sweep:
             frames.append(frame)
         return frames
 
+    def compare(self, first: str, second: str) -> pd.DataFrame:
+        """Whether two sources vary alike, in every group that has both: one row a measure.
+
+        The five measures enter as numbers that are 0 where replicates do not differ, correlation as ``1 - rho``, in the
+        unit of :meth:`table`. Columns: those of :meth:`shares`.
+
+        Args:
+            first: a source or its label, e.g. ``onebit``.
+            second: what it is held against: ``reference`` in the result.
+
+        Raises:
+            UserError: no cell of this sweep has such a name.
+        """
+        return contrasts.between(self, first, second)
+
+    def shares(self, reference: str = ALL) -> pd.DataFrame:
+        """Every cell against the reference of its group: one row a cell and measure, as in :meth:`compare`.
+
+        Columns: what the cell is; ``reference``; ``measure``; ``n, n_reference`` replicates; ``value,
+        value_reference``; their ``ratio`` and ``difference`` and, for the two SDs, the ``share`` of the reference's
+        variance (the ratio's square), each with ``_low`` and ``_high`` of its 95 % interval; the ``margin`` and the
+        ``verdict`` (``same``, ``different``, ``cannot say``, see :func:`orchestrator.analysis.comparisons.compare`);
+        ``notes``: why the ratio or its interval is NaN.
+        """
+        return contrasts.shares(self, reference)
+
+    def mitigations(self) -> pd.DataFrame:
+        """What reduces the noise: one row a base cell (``kind`` is ``base``) and one for whatever is held against it.
+
+        ``evaluation``: another evaluation of the same trained models, paired by model. ``recipe``: another training,
+        unpaired, also where it was evaluated otherwise, too. ``ensemble``: the base's models averaged in blocks of the
+        protocol's ``ensemble``, paired by block. The base recipe of a network and dataset is that of the protocol's
+        first cell with these; without a protocol only evaluations are known.
+
+        Columns: ``trainer, architecture, dataset, base_seed, source, label, mitigation, kind, paired, n, n_base``; the
+        mean accuracy and the five measures with their intervals; for each measure ``_reduction`` in percent with its
+        interval and ``_verdict`` of after against before; ``reduction``, the mean of the five (Summers & Dinneen 2021);
+        ``training_cost`` and ``inference_cost``, times those of the base: training examples visited, and forward
+        passes for each test example; ``notes``.
+        """
+        return self._once(mitigations.mitigations)
+
+    def cka(self) -> pd.DataFrame:
+        """How alike replicates represent the same test examples: one row a cell and layer where layers were kept.
+
+        Columns: what the cell is; ``layer`` and its ``depth`` from the input; ``n`` replicates, ``examples``; ``cka``,
+        the mean over pairs of the unbiased centred kernel alignment, with its interval; ``notes``.
+        """
+        return self._once(kept.cka)
+
+    def equality(self) -> pd.DataFrame:
+        """Trained weights held against each other: one row a cell and tensor.
+
+        Columns: what the cell is; ``tensor``; ``n`` replicates, ``pairs`` of them and ``equal_pairs``, bit for bit;
+        ``first_step_min`` and ``first_step_median``, over the pairs whose losses ever differ, of the first step at
+        which they do; and where weights were kept, of ``compared`` replicates against the first, the ``largest_ulp`` of
+        any element, and the medians of the L2 ``distance`` and the ``cosine``.
+        """
+        return self._once(kept.equality)
+
+    def classes(self) -> pd.DataFrame:
+        """How far the accuracy on each class moves: one row a cell and class, in percent.
+
+        Columns: what the cell is; ``n``; ``class``, its test ``examples``, its ``accuracy`` and ``sd`` over replicates;
+        and, the same in all rows of a cell, the ``mean_sd`` and ``largest_sd`` over classes; all with intervals.
+        """
+        return self._once(examples.classes)
+
+    def floors(self) -> pd.DataFrame:
+        """What to expect of errors that are independent: one row a cell, in percent.
+
+        Columns: what the cell is; ``n``; the measured ``disagreement``, the ``least`` that the accuracies allow, and
+        what it would be if two models erred independently of each other, on any wrong class alike (``independent``) or
+        on wrong classes as often as they are really confused (``independent_by_class``); the ``accuracy_sd`` and its
+        floor if examples were won and lost independently of each other; all with intervals; ``notes``.
+        """
+        return self._once(examples.floors)
+
+    def variances(self) -> pd.DataFrame:
+        """The SD of accuracy on this test set and beyond it (Jordan 2024): one row a cell, in percent.
+
+        Columns: what the cell is; ``n``, ``examples``; ``test_set_sd``, ``floor_sd`` and ``distribution_sd`` with
+        intervals, see :mod:`orchestrator.analysis.variances`; ``notes``.
+        """
+        return self._once(examples.apart)
+
+    def overheads(self) -> pd.DataFrame:
+        """What determinism costs: one row a network, device and kind of time, where runs held and released the library.
+
+        Columns: ``trainer, architecture, dataset, recipe, device, time``; ``n_held, n_released`` uninterrupted runs,
+        the medians ``held, released`` in seconds, and their ``ratio`` with its interval; ``notes``.
+        """
+        return self._once(across.overheads)
+
+    def bases(self) -> pd.DataFrame:
+        """What hangs on the base seed: one row a measure and cell that several base seeds repeat.
+
+        Columns: what the cell is; ``measure``; ``bases``, ``n`` replicates in all; the ``mean`` over base seeds with
+        its interval and the SD between them (``sd_between``), in the unit of :meth:`table`; and for ``accuracy_mean``
+        the SDs ``within`` and ``between`` base seeds that make up the replicates' accuracies, with intervals;
+        ``notes``.
+        """
+        return self._once(across.bases)
+
+    def divergence(self) -> pd.DataFrame:
+        """How far a change of a few bits leads, by the step at which it is made: one row a cell of the onebit source.
+
+        Columns: what the cell is; ``n``; ``step``, steps trained before the change; the median first step whose loss
+        differs; against the unchanged run, means over replicates with intervals: L2 ``distance`` and ``cosine`` of the
+        final weights, ``predictions_changed`` and ``weights_changed`` in percent, and the barrier on the straight line
+        between the two, ``barrier_error`` in percentage points and ``barrier_loss``; ``notes``.
+        """
+        return self._once(across.divergence)
+
+    @property
+    def margin(self) -> float:
+        """Two measures whose ratio lies within 1/margin to margin count as alike."""
+        return self.protocol.margin if self.protocol else Protocol.margin
+
+    def labels(self, cell: Cell) -> NDArray[np.int64] | None:
+        """The labels (examples,) that a cell's finished replicates were tested on; None if they differ or are lost."""
+        tested = cell.ok["labels_fingerprint"].unique()
+        return self.store.labels(tested[0]) if len(tested) == 1 else None
+
+    def _once(self, build: Callable[[Sweep], pd.DataFrame]) -> pd.DataFrame:
+        if build not in self._tables:
+            self._tables[build] = build(self)
+        return self._tables[build].copy()
+
     def _measure(self, cell: Cell) -> Measured:
         ok = cell.ok
         logits = dict(self.store.logits(list(ok["id"])))
-        tested = ok["labels_fingerprint"].unique()
         return measure(
             ok["accuracy"].to_numpy(np.float64),
             ok["cross_entropy"].to_numpy(np.float64),
-            self._arrays(ok["id"], "predictions"),
+            self.arrays(ok["id"], "predictions"),
             [logits.get(id) for id in ok["id"]],
-            self.store.labels(tested[0]) if len(tested) == 1 else None,
+            self.labels(cell),
         )
 
-    def _arrays(self, ids: Sequence[str] | pd.Series, name: str) -> list[NDArray[Any] | None]:
+    def arrays(self, ids: Sequence[str] | pd.Series, name: str) -> list[NDArray[Any] | None]:
         """One list column of some records as arrays, in the order of ``ids``; None where a record has none."""
         table = self.store.table(["id", name], list(ids))
         found = dict(zip(table["id"].to_pylist(), table[name], strict=True))

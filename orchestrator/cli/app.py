@@ -13,6 +13,7 @@ import click
 from orchestrator.cli.looking import doctor, list_, show
 from orchestrator.cli.planning import plan
 from orchestrator.cli.progress import status
+from orchestrator.cli.replaying import replay
 from orchestrator.cli.reporting import report
 from orchestrator.cli.training import INTERRUPTED, check, run
 from protocols.errors import UserError, unknown
@@ -73,7 +74,7 @@ def app(ctx: click.Context) -> int | None:
     return None
 
 
-for _verb in (plan, run, status, report, check, doctor, list_, show):
+for _verb in (plan, run, status, report, check, replay, doctor, list_, show):
     app.add_command(_verb)
 
 

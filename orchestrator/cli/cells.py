@@ -1,15 +1,17 @@
-"""How a plan and its cells are named, in texts and in JSON."""
+"""How a plan, its cells and their recipes are named, in texts and in JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from orchestrator.cli import output
 from orchestrator.cli.options import Study
 from orchestrator.plan import Plan, Planned
-from protocols.sources import HELD
+from protocols.recipe import Recipe
+from protocols.sources import source_title
 
 
 def headline(study: Study, plan: Plan) -> str:
@@ -31,9 +33,12 @@ def cell_values(key: Sequence[str], entries: Sequence[Planned]) -> dict[str, Any
         "source": source,
         "varies": list(run.varies),
         "library": run.library,
+        "asynchrony": run.asynchrony,
+        "perturb": None if run.perturb is None else dataclasses.asdict(run.perturb),
         "architecture": architecture,
         "dataset": dataset,
         "trainer": trainer,
+        "recipe": dataclasses.asdict(run.recipe),
         "base_seed": run.base_seed,
         "group": group,
     }
@@ -42,19 +47,65 @@ def cell_values(key: Sequence[str], entries: Sequence[Planned]) -> dict[str, Any
 def cell_names(plan: Plan) -> dict[tuple[str, str, str, str, str], tuple[str, str, str, str]]:
     """Trainer, architecture, dataset and varying sources of each cell, for tables.
 
-    The library's kind stands with it, and what tells groups of one trainer, architecture and dataset apart with the
-    architecture.
+    The kinds of library and asynchrony stand with the sources. A number tells groups of one trainer, architecture and
+    dataset apart; :func:`legend` says how they differ.
     """
-    cells = plan.cells()
-    groups: dict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
-    for trainer, architecture, dataset, group, _ in cells:
-        groups[trainer, architecture, dataset][group] = None
-    names = {}
-    for key, entries in cells.items():
+    families, names = _families(plan), {}
+    for key, entries in plan.cells().items():
         trainer, architecture, dataset, group, source = key
         run = entries[0].run
-        shown = f"{source} ({run.library})" if run.library != HELD else source
-        among = list(groups[trainer, architecture, dataset])
+        among = list(families[trainer, architecture, dataset])
         number = f" #{among.index(group) + 1}" if len(among) > 1 else ""
+        shown = source_title(source, run.library, run.asynchrony)
         names[key] = (trainer, architecture + number, dataset, shown)
     return names
+
+
+def legend(plan: Plan) -> Iterator[str]:
+    """What the numbers of :func:`cell_names` stand for, line by line."""
+    alike: dict[tuple[str, ...], list[tuple[str, str]]] = defaultdict(list)
+    for (_, architecture, dataset), groups in _families(plan).items():
+        if len(groups) > 1:
+            runs = [entry.run for entry in groups.values()]
+            seeds = [f"base seed {run.base_seed}" if len({run.base_seed for run in runs}) > 1 else "" for run in runs]
+            recipes = differences([run.recipe for run in runs])
+            texts = (", ".join(filter(None, parts)) or "defaults" for parts in zip(recipes, seeds, strict=True))
+            alike[tuple(texts)].append((architecture, dataset))
+    for numbered, places in alike.items():
+        yield f"{listed(name for name, _ in places)} on {listed(name for _, name in places)}:"
+        yield from (f"  #{number} {text}" for number, text in enumerate(numbered, start=1))
+
+
+def differences(recipes: Sequence[Recipe]) -> list[str]:
+    """What tells recipes apart: of the fields in which they differ, those that do not have their default value."""
+    names = [field.name for field in dataclasses.fields(Recipe)]
+    differing = [name for name in names if len({getattr(recipe, name) for recipe in recipes}) > 1]
+    default = Recipe()
+    return [
+        ", ".join(
+            f"{name} {written(getattr(recipe, name))}"
+            for name in differing
+            if getattr(recipe, name) != getattr(default, name)
+        )
+        for recipe in recipes
+    ]
+
+
+def written(value: object) -> str:
+    """A recipe's value as ``--set`` takes it."""
+    if isinstance(value, tuple):
+        return "+".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+
+
+def listed(names: Iterable[str]) -> str:
+    """Each name once, joined by commas."""
+    return ", ".join(dict.fromkeys(names))
+
+
+def _families(plan: Plan) -> dict[tuple[str, str, str], dict[str, Planned]]:
+    """For each trainer, architecture and dataset its groups, with a run of each."""
+    families: dict[tuple[str, str, str], dict[str, Planned]] = defaultdict(dict)
+    for (trainer, architecture, dataset, group, _), entries in plan.cells().items():
+        families[trainer, architecture, dataset].setdefault(group, entries[0])
+    return families

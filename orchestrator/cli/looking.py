@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,26 @@ import click
 
 from orchestrator import catalog
 from orchestrator.cli import output
+from orchestrator.cli.cells import listed, written
 from orchestrator.cli.options import data_option, examples, json_option, protocol_options, store_option
 from orchestrator.plan import expand
 from protocols.errors import UserError, unknown
 from protocols.load import PROTOCOLS, load_protocol
-from protocols.protocol import Protocol
-from protocols.recipe import Recipe
-from protocols.sources import ALL, CONTROL, LIBRARY_KINDS, SOURCES
+from protocols.perturbation import Perturbation
+from protocols.protocol import ISOLATIONS, KEEP, Cell, Protocol
+from protocols.recipe import VIEWS, Recipe
+from protocols.sources import ALL, ALL_BUT, ASYNCHRONIES, CONTROL, LIBRARY_KINDS, SOURCES
 
-PUBLISHED_INPUT = (32, 32, 3)
-"""(height, width, channels) for which parameters are counted, with 10 classes."""
+_PHOTOGRAPHS, _WORDS = ((224, 224, 3), 1000), ((35,), 10_000)
+INPUTS: dict[str, tuple[tuple[int, ...], int]] = {
+    "mnistnet": ((28, 28, 1), 10),
+    "imagenet_resnet18": _PHOTOGRAPHS,
+    "imagenet_resnet34": _PHOTOGRAPHS,
+    "imagenet_resnet50": _PHOTOGRAPHS,
+    "lstm": _WORDS,
+    "qrnn": _WORDS,
+}
+"""Shape of an example and number of classes for which parameters are counted; else 32x32x3 and 10."""
 
 Rows = list[dict[str, Any]]
 
@@ -29,17 +40,44 @@ def _protocols() -> Rows:
     rows = []
     for name in PROTOCOLS:
         protocol = load_protocol(name)
-        rows.append({"name": name, "summary": protocol.summary, "cells": len(protocol.cells)})
+        row = {"name": name, "summary": protocol.summary, "reference": protocol.reference}
+        rows.append({**row, "cells": len(protocol.cells), "runs": count_runs(protocol)})
     return rows
+
+
+def count_runs(protocol: Protocol) -> int:
+    """How many runs a protocol plans if its cells are as many as they look; needs no look at networks and data."""
+    varying = [cell for cell in protocol.cells if cell.source != CONTROL]
+    groups = {
+        dataclasses.replace(cell, source=CONTROL, perturb=Perturbation(), replicates=None) for cell in protocol.cells
+    }
+    runs = sum(cell.replicates or protocol.replicates for cell in varying) + len(groups) * protocol.controls
+    return runs * len(protocol.base_seeds)
 
 
 def _sources() -> Rows:
     rows: Rows = [{"name": source.name, "summary": source.summary} for source in SOURCES.values()]
-    next(row for row in rows if row["name"] == "library")["kinds"] = LIBRARY_KINDS
+    for name, field, kinds in (("library", "library", LIBRARY_KINDS), ("async", "asynchrony", ASYNCHRONIES)):
+        next(row for row in rows if row["name"] == name).update(field=field, kinds=kinds)
     alone = ", ".join(name for name, source in SOURCES.items() if not source.in_all)
     rows.append({"name": CONTROL, "summary": "the control: nothing varies; every group gets it"})
     rows.append({"name": ALL, "summary": f"every source that the network and the recipe use, except {alone}"})
+    rows.append({"name": f"{ALL_BUT}SOURCE", "summary": "every source of all but that one"})
+    rows.append({"name": "SOURCE+SOURCE", "summary": "several at once"})
     return rows
+
+
+def _mitigations() -> Rows:
+    return [
+        {"name": "recipe.views", "summary": "test-time augmentation: the logits of views are averaged", "kinds": VIEWS},
+        {"name": "recipe.cycles", "summary": "accelerated ensembling: so many schedules in the same epochs"},
+        {"name": "recipe.ema_decay", "summary": "exponential moving average of weights"},
+        {"name": "recipe.swa_epochs", "summary": "stochastic weight averaging over the last so many epochs"},
+        {"name": "recipe.label_smoothing", "summary": "share of each target that is spread over all classes"},
+        {"name": "recipe.warmup_epochs", "summary": "a longer warm-up"},
+        {"name": "recipe.learning_rate", "summary": "a lower rate"},
+        {"name": "ensemble", "summary": "deep ensembles of so many replicates: the costly reference"},
+    ]
 
 
 def _architectures() -> Rows:
@@ -47,10 +85,9 @@ def _architectures() -> Rows:
     rows = []
     for name in catalog.names("architecture"):
         function = catalog.architecture(name)
-        counts = {
-            key: trainer.network(function, PUBLISHED_INPUT, 10, Recipe()).count for key, trainer in trainers.items()
-        }
-        rows.append({"name": name, "parameters": counts})
+        shape, classes = INPUTS.get(name, ((32, 32, 3), 10))
+        counts = {key: trainer.network(function, shape, classes, Recipe()).count for key, trainer in trainers.items()}
+        rows.append({"name": name, "parameters": counts, "input": list(shape), "classes": classes})
     return rows
 
 
@@ -98,6 +135,7 @@ def _trainers() -> Rows:
 KINDS: dict[str, Callable[[], Rows]] = {
     "protocols": _protocols,
     "sources": _sources,
+    "mitigations": _mitigations,
     "architectures": _architectures,
     "datasets": _datasets,
     "trainers": _trainers,
@@ -111,8 +149,6 @@ def list_(kind: str | None, as_json: bool) -> int:
     """List what a study can be made of.
 
     Without a kind, everything.
-
-    Parameters of architectures are counted for 3x32x32 images and 10 classes.
     """
     if kind is not None and kind not in KINDS:
         raise unknown("kind of thing to list", kind, KINDS)
@@ -130,13 +166,19 @@ def list_(kind: str | None, as_json: bool) -> int:
 def _lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """The lines of one entry: its name and what is said of it."""
     if "parameters" in row:
-        counts = sorted(set(row["parameters"].values()))
-        return [(row["name"], " or ".join(f"{count:,}" for count in counts) + " parameters")]
+        counts = " or ".join(f"{count:,}" for count in sorted(set(row["parameters"].values())))
+        kind = "x".join(map(str, row["input"])) if len(row["input"]) > 1 else f"{row['input'][0]} tokens"
+        return [(row["name"], f"{counts} parameters for {kind} and {row['classes']:,} classes")]
+    if "runs" in row:
+        published = f"; {row['reference'].rpartition('. ')[2]}" if row["reference"] else ""
+        counts = f"{output.count(row['cells'], 'cell')}, {output.count(row['runs'], 'run')}"
+        return [(row["name"], f"{row['summary']} ({counts}{published})")]
     if "library_kinds" in row:
         sources, kinds = ", ".join(row["sources"]), ", ".join(row["library_kinds"])
         state = "can run here" if row["installed"] else row["missing"]
         return [(row["name"], f"sources {sources}; library kinds {kinds}; {state}")]
-    nested = [(f"  {row['name']}={kind}", summary) for kind, summary in row.get("kinds", {}).items()]
+    field = row.get("field", row["name"])
+    nested = [(f"  {field}={kind}", summary) for kind, summary in row.get("kinds", {}).items()]
     return [(row["name"], row["summary"]), *nested]
 
 
@@ -154,39 +196,85 @@ def show(protocol: Protocol) -> int:
     What it compares, how it trains, which publication it follows and what differs from that.
     """
     click.echo(f"{protocol.name}: {protocol.summary}\n")
+    recipes = list(dict.fromkeys(cell.recipe for cell in protocol.cells))
     facts = [
         ("follows", protocol.reference or "no publication"),
         *(("differs", deviation) for deviation in protocol.deviations),
         ("replicates", f"{protocol.replicates}, and {protocol.controls} of every group's control"),
         ("base seeds", ", ".join(map(str, protocol.base_seeds))),
         ("library", f"{protocol.library}: {LIBRARY_KINDS[protocol.library]}"),
+        *(("async", f"{kind}: {text}") for kind, text in ASYNCHRONIES.items() if _asynchronous(protocol, kind)),
+        *(("keeps", f"{name}: {KEEP[name]}") for name in protocol.keep),
+        *([("ensembles", f"of {protocol.ensemble} replicates each")] if protocol.ensemble else []),
+        *([("isolation", ISOLATIONS[protocol.isolation])] if protocol.isolation != "profile" else []),
+        *([("between runs", protocol.between_runs)] if protocol.between_runs else []),
         ("measures", ", ".join(protocol.measures)),
         ("margin", f"SDs within a factor {protocol.margin:g} count as alike"),
-        *(("recipe", _recipe(recipe)) for recipe in dict.fromkeys(cell.recipe for cell in protocol.cells)),
-        ("runs", _runs(protocol)),
+        *((f"recipe #{number}", text) for number, text in enumerate(_recipes(recipes), start=1)),
+        *_cost(protocol),
     ]
     output.print_table(["", ""], facts)
-    cells = [(cell.trainer, cell.architecture, cell.dataset, cell.source) for cell in protocol.cells]
     click.echo()
-    output.print_table(["trainer", "architecture", "dataset", "varies"], dict.fromkeys(cells))
+    output.print_table(["trainer", "architectures", "dataset", "recipe", "varies"], _alike(protocol, recipes))
     return 0
 
 
-def _recipe(recipe: Recipe) -> str:
-    values = dataclasses.asdict(recipe)
-    for name in ("crop", "flip"):
-        if values[name] is None:
-            values[name] = "the dataset's standard"
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _asynchronous(protocol: Protocol, kind: str) -> bool:
+    return kind == protocol.asynchrony and any(cell.recipe.async_workers > 1 for cell in protocol.cells)
 
 
-def _runs(protocol: Protocol) -> str:
+def _recipes(recipes: Sequence[Recipe]) -> list[str]:
+    """The first recipe whole, of the others what differs from it."""
+    first, *others = (dataclasses.asdict(recipe) for recipe in recipes)
+    texts = [_settings(first)]
+    for other in others:
+        texts.append("as #1, but " + _settings({name: value for name, value in other.items() if value != first[name]}))
+    return texts
+
+
+def _settings(values: Mapping[str, object]) -> str:
+    standard = {name: "the dataset's standard" for name in ("crop", "flip") if values.get(name, 0) is None}
+    return ", ".join(f"{name} {standard.get(name) or written(value)}" for name, value in values.items())
+
+
+def _alike(protocol: Protocol, recipes: Sequence[Recipe]) -> list[tuple[str, str, str, str, str]]:
+    """The cells, with those in one line that differ in nothing but their architectures or their sources."""
+    varied: dict[Cell, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for cell in protocol.cells:
+        varies = cell.source + (f"[{cell.perturb.label}]" if cell.perturb.label else "")
+        group = dataclasses.replace(cell, source=CONTROL, perturb=Perturbation(), replicates=None)
+        varied[group][cell.replicates or protocol.replicates].append(varies)
+    lines: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for cell, sources in varied.items():
+        number = f"#{recipes.index(cell.recipe) + 1}"
+        often = {count: f" ({count} replicates)" if count != protocol.replicates else "" for count in sources}
+        texts = listed(listed(names) + often[count] for count, names in sources.items())
+        lines[cell.trainer, str(cell.dataset), number, texts].append(cell.architecture)
+    return [
+        (trainer, listed(names), dataset, number, sources)
+        for (trainer, dataset, number, sources), names in lines.items()
+    ]
+
+
+def _cost(protocol: Protocol) -> list[tuple[str, str]]:
+    """What the protocol costs, in all and by architecture, largest first."""
     try:
-        runs = expand(protocol)
+        planned = expand(protocol)
     except UserError as error:
-        return f"cannot be planned as it stands: {error}"
-    groups = len({entry.group for entry in runs})
-    return f"{len(runs):,} in {output.count(groups, 'group')}"
+        return [("runs", f"cannot be planned as it stands: {error}")]
+    examples: Counter[str] = Counter()
+    networks: Counter[str] = Counter()
+    for entry in planned:
+        examples[entry.run.architecture] += entry.examples * entry.run.recipe.epochs
+        networks[entry.run.architecture] += 1
+    groups = output.count(len({entry.group for entry in planned}), "group")
+    total = f"about {output.amount(examples.total())} training examples through {output.count(len(planned), 'network')}"
+    facts = [("runs", f"{len(planned):,} in {groups}"), ("cost", total)]
+    if len(examples) > 1:
+        facts += [
+            ("", f"{name}: {output.amount(count)} through {networks[name]:,}") for name, count in examples.most_common()
+        ]
+    return facts
 
 
 @click.command(epilog=examples("sweep.py doctor", "sweep.py doctor --store results/ --data-root ~/data"))

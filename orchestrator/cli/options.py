@@ -88,9 +88,19 @@ def study_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _protocol_parameters(command: Callable[..., Any]) -> Callable[..., Any]:
     for parameter in (
-        click.option("--only", multiple=True, metavar="KEY=VALUE,...", help="Keep some cells: source=init,shuffle."),
         click.option(
-            "--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change a field: recipe.epochs=20."
+            "--only",
+            multiple=True,
+            metavar="KEY=VALUE,...",
+            help="Keep some cells: source=init,shuffle, or recipe.cycles=5.",
+        ),
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="FIELD=VALUE,...",
+            help="Change a field: recipe.epochs=20. Several values multiply the cells: perturb.step=10,100. Sources "
+            "also by design: source=factorial:init+shuffle, source=all-but-one:init+shuffle.",
         ),
         click.argument("protocol", required=False, default="quickstart", envvar="NOISEGRID_PROTOCOL"),
     ):

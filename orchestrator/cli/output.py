@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -66,9 +67,31 @@ def corrupt_lines(corrupt: Mapping[str, str]) -> int:
     return 2 if corrupt else 0
 
 
+def print_wrapped(line: str) -> None:
+    """Print a line of prose, continued on indented lines where it is long."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    click.echo(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """``1 run``, ``2 runs``."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def amount(number: float) -> str:
+    """A large number to three digits: ``12,345``, ``1.23 million``, ``18 billion``."""
+    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:,.0f}"
+
+
+def size(count: float) -> str:
+    """A number of bytes to three digits: ``1.23 GB``."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count / 1e3:.3g} kB"
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,19 @@ from click.core import ParameterSource
 
 from orchestrator import catalog
 from orchestrator.cli import output
-from orchestrator.cli.cells import cell_names, cell_values, headline
+from orchestrator.cli.cells import cell_names, cell_values, headline, legend, listed
 from orchestrator.cli.options import Study, data_option, examples, gpus_option, json_option, study_options
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Planned
 from orchestrator.store import Store
+from protocols.sources import HELD
+
+NAMES = ("trainer", "architecture", "dataset", "varies")
+COUNTS = (("planned", "right"), ("done", "right"), ("missing", "right"))
+
+LINES = 40
+"""Of more cells than this, those of a group share a line."""
+
+Key = tuple[str, str, str, str, str]
 
 
 @click.command(
@@ -64,6 +74,16 @@ def remaining_seconds(plan: Plan, store: Store) -> float | None:
     return sum(sum(done[entry.group]) / len(done[entry.group]) for entry in plan.missing)
 
 
+def kept_bytes(plan: Plan) -> int:
+    """How large the files are that the missing runs will leave beside their records."""
+    if not plan.protocol.keep:
+        return 0
+    from orchestrator.records import kept_bytes
+
+    sizes = {entry.group: kept_bytes(entry.run, entry.network) for entry in plan.missing}
+    return sum(sizes[entry.group] for entry in plan.missing)
+
+
 def _plan_values(study: Study, plan: Plan, seconds: float | None) -> dict[str, Any]:
     cells = []
     for key, entries in plan.cells().items():
@@ -79,6 +99,7 @@ def _plan_values(study: Study, plan: Plan, seconds: float | None) -> dict[str, A
         "unplanned": plan.unplanned,
         "corrupt": dict(plan.corrupt),
         "device_seconds": seconds,
+        "kept_bytes": kept_bytes(plan),
         "cells": cells,
         "runs": [
             {"id": entry.id, "source": entry.source, "group": entry.group, "replicate": entry.run.replicate}
@@ -90,14 +111,40 @@ def _plan_values(study: Study, plan: Plan, seconds: float | None) -> dict[str, A
 def _print_plan(study: Study, plan: Plan, seconds: float | None) -> None:
     click.echo(headline(study, plan) + "\n")
     names = cell_names(plan)
-    rows = []
-    for key, entries in plan.cells().items():
-        done = sum(entry.id in plan.done for entry in entries)
-        rows.append((*names[key], f"{entries[0].parameters:,}", len(entries), done, len(entries) - done))
-    numbers = [(heading, "right") for heading in ("parameters", "planned", "done", "missing")]
-    output.print_table(["trainer", "architecture", "dataset", "varies", *numbers], rows)
+    if len(names) > LINES:
+        _print_groups(plan, names)
+    else:
+        rows = [
+            (*names[key], f"{entries[0].parameters:,}", *_counts(plan, entries))
+            for key, entries in plan.cells().items()
+        ]
+        output.print_table([*NAMES, ("parameters", "right"), *COUNTS], rows)
+    for line in legend(plan):
+        output.print_wrapped(line)
     if plan.missing:
         known = "not known before some are done"
         if seconds is not None:
             known = f"about {output.duration(seconds)} of one device, by those that are done"
         click.echo(f"\nTime for the missing runs: {known}.")
+    if size := kept_bytes(plan):
+        click.echo(f"They will keep {listed(plan.protocol.keep)}: at most {output.size(size)}.")
+
+
+def _print_groups(plan: Plan, names: Mapping[Key, Sequence[str]]) -> None:
+    """One line a group, with all that varies in it."""
+    groups: dict[tuple[str, ...], list[Planned]] = defaultdict(list)
+    for key, entries in plan.cells().items():
+        groups[tuple(names[key][:3])] += entries
+    rows = [
+        (*place, listed(entry.source for entry in entries), *_counts(plan, entries))
+        for place, entries in groups.items()
+    ]
+    output.print_table([*NAMES, *COUNTS], rows)
+    for kind in sorted({entry.run.library for entry in plan.planned} - {HELD}):
+        click.echo(f"Where the library varies: by {kind}.")
+
+
+def _counts(plan: Plan, entries: Sequence[Planned]) -> tuple[str, str, str]:
+    """How many runs are planned, done and missing."""
+    done = sum(entry.id in plan.done for entry in entries)
+    return f"{len(entries):,}", f"{done:,}", f"{len(entries) - done:,}"

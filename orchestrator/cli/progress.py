@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from orchestrator.cli import output
-from orchestrator.cli.cells import cell_names, cell_values, headline
+from orchestrator.cli.cells import cell_names, cell_values, headline, legend
 from orchestrator.cli.options import Study, examples, json_option, study_options
 from orchestrator.plan import Plan, Planned
 from orchestrator.store import Store
@@ -120,6 +120,8 @@ def _print_status(plan: Plan, values: dict[str, Any], line: str) -> None:
     headings = ("planned", "ok", "diverged", "missing", "running", "failed")
     numbers = [(heading, "right") for heading in headings]
     output.print_table(["trainer", "architecture", "dataset", "varies", *numbers], rows)
+    for line in legend(plan):
+        output.print_wrapped(line)
     for title, lines in (
         ("Running, or interrupted", [_live_line(row) for row in values["live"]]),
         ("Newest failure of each run that is missing", [_failure_line(row) for row in values["failures"]]),

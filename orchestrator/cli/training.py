@@ -152,6 +152,8 @@ def _check_needs(plan: Plan, data_root: Path | None) -> None:
         catalog.require(trainer)
     for spec in {entry.run.dataset: None for entry in plan.missing}:
         catalog.check_data(spec, data_root)
+        if catalog.dataset(spec.name).photographs:  # packed here, where a progress bar and a broken image are seen
+            catalog.prepare(spec, data_root)
 
 
 def _progress(result: Result) -> str:

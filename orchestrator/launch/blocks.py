@@ -58,7 +58,7 @@ class Blocks:
         self._durations = durations
         self._cells: dict[object, deque[Planned]] = {}
         for planned in runs:
-            self._cells.setdefault((planned.group, planned.run.varies), deque()).append(planned)
+            self._cells.setdefault((planned.group, planned.source), deque()).append(planned)
         self._round: deque[deque[Planned]] = deque()
         self._backwards = True
 

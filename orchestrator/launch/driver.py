@@ -120,6 +120,8 @@ def sweep(
                 data_root=None if data_root is None else str(Path(data_root).absolute()),
                 gpus=gpus_per_run,
                 checkpoint_every=checkpoint_every,
+                isolation=plan.protocol.isolation,
+                between_runs=plan.protocol.between_runs,
             )
             # Once more inside, because Ray sets a handler of its own when it connects.
             with cluster(address, max_concurrent), _signals(interrupted):

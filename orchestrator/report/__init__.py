@@ -6,11 +6,11 @@ import importlib.util
 import os
 
 from orchestrator.analysis.sweep import Sweep
-from orchestrator.report.files import write_csv, write_latex
+from orchestrator.report.files import write_csv, write_latex, write_studies
 from orchestrator.report.table import write_table
 from protocols.errors import UserError
 
-__all__ = ["write_csv", "write_html", "write_latex", "write_table"]
+__all__ = ["write_csv", "write_html", "write_latex", "write_studies", "write_table"]
 
 
 def write_html(sweep: Sweep, path: str | os.PathLike[str], command: str | None = None) -> None:

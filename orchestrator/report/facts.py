@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.analysis.sweep import Cell, Sweep
-from protocols.sources import ALL, CONTROL, HELD, LIBRARY_KINDS, SOURCES
+from protocols.sources import ALL, ASYNCHRONIES, CONTROL, HELD, LIBRARY_KINDS, SOURCES, label_sources
 
 
 def progress(sweep: Sweep) -> dict[str, Any]:
@@ -58,7 +58,8 @@ def setting(sweep: Sweep) -> list[tuple[str, str]]:
 def sources(sweep: Sweep) -> list[tuple[str, str]]:
     """What each source of the sweep is."""
     found = []
-    for label, source, library in dict.fromkeys((cell.label, cell.source, cell.library) for cell in sweep.cells):
+    kinds = dict.fromkeys((cell.label, cell.source, cell.library, cell.asynchrony) for cell in sweep.cells)
+    for label, source, library, asynchrony in kinds:
         if source == CONTROL:
             summary = "nothing varies: the control"
         elif source == ALL:
@@ -67,22 +68,32 @@ def sources(sweep: Sweep) -> list[tuple[str, str]]:
             sets = dict.fromkeys(", ".join(json.loads(text)["varies"]) for text in texts)
             summary = f"everything at once: {'; or '.join(sets)}"
         else:
-            summary = "; ".join(SOURCES[name].summary for name in source.split("+"))
+            summary = "; ".join(_summary(part) for part in source.split("+"))
         if library != HELD:
             summary += f" ({library}: {LIBRARY_KINDS[library]})"
+        if asynchrony != HELD:
+            summary += f" ({asynchrony}: {ASYNCHRONIES[asynchrony]})"
         found.append((label, summary))
     return found
 
 
+def _summary(part: str) -> str:
+    """What one source of a label is, with its choices: ``onebit[step=10]``."""
+    (name,), choices = label_sources(part), part.partition("[")[2].removesuffix("]")
+    summary = SOURCES[name].summary if name in SOURCES else f"a source of the user's own, {name}"
+    return f"{summary} ({choices.replace(' ', ', ')})" if choices else summary
+
+
 def onebit(cell: Cell) -> str:
-    """What a change of one bit came to in the cell's replicates; empty where no bit was changed."""
+    """What a change of one bit, or of a few, came to in the cell's replicates; empty where no bit was changed."""
     changed = cell.ok.dropna(subset=["weights_changed"])
     if not len(changed):
         return ""
     names = ["weights_changed", "weights_total", "predictions_changed", "first_differing_step"]
     weights, total, predictions, step = (f"{value:,.10g}" for value in changed[names].astype(float).median())
+    change = "one bit of one initial weight" if cell.source == "onebit" else "this change"
     return (
-        f"{cell.label}: by the end of training, one bit of one initial weight had changed {weights} of {total} "
+        f"{cell.label}: by the end of training, {change} had changed {weights} of {total} "
         f"weights; test examples classified otherwise: {predictions}; first step whose loss differs, counted from 0: "
         f"{step.replace('nan', 'none')} (medians of {len(changed)} replicates)."
     )
@@ -172,6 +183,8 @@ def _plain(value: object) -> str:
     """A setting as a user would write it."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value) or "(empty)"
 
 

@@ -57,7 +57,7 @@ def distributions(name: str, labels: Sequence[str], accuracies: Sequence[Floats]
                 markeredgewidth=0,
                 clip_on=False,
             )
-        _rows(panel, [f"{label}  n={len(values)}" for label, values in zip(labels, accuracies, strict=True)])
+        name_rows(panel, [f"{label}  n={len(values)}" for label, values in zip(labels, accuracies, strict=True)])
         panel.set_xlabel("test accuracy, %")
         return svg(figure, "Test accuracy of every replicate. " + _spoken(labels, accuracies))
 
@@ -108,7 +108,7 @@ def intervals(
                 markeredgewidth=1.3,
                 clip_on=False,
             )
-        _rows(panel, [f"{label}  n={n}" for label, n in zip(labels, counts, strict=True)])
+        name_rows(panel, [f"{label}  n={n}" for label, n in zip(labels, counts, strict=True)])
         panel.set_xlabel(f"{quantity.title}{', ' + quantity.unit if quantity.unit else ''}")
         spoken = [
             f"{label} {text.number(estimate.value, measure)} ({text.interval(estimate, measure) or 'no interval'})"
@@ -144,7 +144,7 @@ def heat_map(name: str, labels: Sequence[str], matrix: Floats) -> str:
                 place = centres[column], centres[row]
                 panel.text(*place, f"{mean:.1f}", ha="center", va="center", fontsize=7.5, color=colour)
         counts = [list(labels).count(source) for source in sources]
-        named = [_wrapped(f"{source}  n={count}") for source, count in zip(sources, counts, strict=True)]
+        named = [wrapped(f"{source}  n={count}") for source, count in zip(sources, counts, strict=True)]
         panel.set_yticks(centres, named, color=INK, linespacing=0.95)
         panel.set_xticks([])  # the columns are in the order of the rows; their names would leave no room for the map
         bar = figure.colorbar(image, ax=panel, orientation="horizontal", shrink=0.8, aspect=40, pad=0.02)
@@ -169,7 +169,7 @@ def learning_curves(name: str, labels: Sequence[str], histories: Sequence[pd.Dat
     rows = math.ceil(len(labels) / columns)
     with matplotlib.rc_context(settings(name)):
         titles = [
-            _wrapped(f"{label}  n={history['id'].nunique()}") for label, history in zip(labels, histories, strict=True)
+            wrapped(f"{label}  n={history['id'].nunique()}") for label, history in zip(labels, histories, strict=True)
         ]
         lines = max(title.count("\n") for title in titles) + 1
         figure, all_panels = panels(rows, columns, row=0.72, gap=0.08 + 0.13 * lines)
@@ -209,9 +209,9 @@ def _extremes(histories: Sequence[pd.DataFrame]) -> tuple[float, float]:
     return float(errors.min()), float(errors.max())
 
 
-def _rows(panel: Axes, labels: Sequence[str]) -> None:
+def name_rows(panel: Axes, labels: Sequence[str]) -> None:
     """Name the rows, from the top."""
-    panel.set_yticks(range(len(labels)), [_wrapped(label) for label in labels], color=INK, linespacing=0.95)
+    panel.set_yticks(range(len(labels)), [wrapped(label) for label in labels], color=INK, linespacing=0.95)
     panel.tick_params(axis="y", pad=7)
     panel.set_ylim(len(labels) - 0.4, -0.6)
     panel.grid(axis="x", color=GRID, linewidth=0.6)
@@ -219,7 +219,7 @@ def _rows(panel: Axes, labels: Sequence[str]) -> None:
     panel.locator_params(axis="x", nbins=5)
 
 
-def _wrapped(label: str) -> str:
+def wrapped(label: str) -> str:
     """A long combination of sources in several lines, broken after a ``+``."""
     return textwrap.fill(label.replace("+", "+ "), 22).replace("+ ", "+")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.analysis.controls import NOT_HELD
 from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.sweep import Sweep
-from orchestrator.report import text
+from orchestrator.report import studies, text
 from protocols.errors import UserError
 
 _LATEX = {
@@ -29,6 +29,21 @@ def write_csv(sweep: Sweep, path: str | os.PathLike[str]) -> None:
         UserError: the file cannot be written.
     """
     save(path, sweep.table().to_csv(index=False, float_format="%.10g", lineterminator="\n"))
+
+
+def write_studies(sweep: Sweep, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write the numbers of every further section of the report as NAME.csv, and delete those that are of none.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    shown = [section.name for section in studies.sections(sweep)]
+    for name in set(studies.NAMES) - set(shown):
+        (Path(folder) / f"{name}.csv").unlink(missing_ok=True)
+    for name in shown:
+        table = studies.frame(sweep, name)
+        save(Path(folder) / f"{name}.csv", table.to_csv(index=False, float_format="%.10g", lineterminator="\n"))
+    return [Path(folder) / f"{name}.csv" for name in shown]
 
 
 def write_latex(sweep: Sweep, path: str | os.PathLike[str]) -> None:

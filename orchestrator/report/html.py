@@ -18,7 +18,7 @@ from orchestrator.analysis.controls import NOT_HELD
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.sweep import Cell, Sweep
-from orchestrator.report import facts, figures, text
+from orchestrator.report import facts, figures, studies, study_figures, text
 from orchestrator.report.files import save
 from protocols.sources import ALL
 
@@ -53,6 +53,7 @@ def write_html(sweep: Sweep, path: str | os.PathLike[str], command: str | None =
         setting=facts.setting(sweep),
         sources=facts.sources(sweep),
         groups=_groups(sweep),
+        sections=[(section, study_figures.figures(sweep, section.name)) for section in studies.sections(sweep)],
         outcomes=facts.outcomes(sweep),
         failures=facts.failures(sweep),
         corrupt=sweep.store.corrupt(),

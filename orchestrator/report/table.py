@@ -11,8 +11,12 @@ from orchestrator.analysis.controls import HELD, NOT_HELD, NOT_SHOWN
 from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.sweep import Cell, Sweep
 from orchestrator.report import text
+from orchestrator.report.studies import Section, sections
 
 WIDTH = 100
+
+ON_PAGE = ("classes", "cka", "equality")
+"""Sections too long for a terminal: on the page and in files only."""
 
 STYLES = {HELD: "green", NOT_HELD: "bold red", NOT_SHOWN: "yellow"}
 
@@ -27,6 +31,8 @@ def write_table(sweep: Sweep, console: Console) -> None:
     for group in sweep.groups["group"]:
         _print_group(sweep, group, console, width)
     console.print(Text(text.METHOD), style="dim", width=width)
+    for section in sections(sweep):
+        _print_section(section, console, width)
     if failures := sweep.store.failures().num_rows:
         console.print(Text(f"Failed attempts: {failures}, kept in the store with their tracebacks."))
 
@@ -68,14 +74,38 @@ def _print_group(sweep: Sweep, group: str, console: Console, width: int) -> None
         for name in names:
             estimate = measured.estimates[name]
             value, interval = text.number(estimate.value, name), text.interval(estimate, name)
-            if width < WIDTH:
-                interval = interval.replace("–", "–\n").replace(" to ", " to\n")
-            values.append(Text.assemble(value, (f"\n{interval}" if interval else "", "dim")))
+            values.append(Text.assemble(value, (_small(interval, width), "dim")))
         table.add_row(_source(cell, mark), text.count(cell), *values)
     console.print(table, width=width)
     for letter, note in notes.items():
         console.print(Text(f"  [{letter}] {note}"), style="dim", width=width)
     console.print()
+
+
+def _print_section(section: Section, console: Console, width: int) -> None:
+    if section.name in ON_PAGE:
+        return
+    console.print()
+    console.print(_title(section.title), width=width)
+    console.print(Text(section.text), style="dim", width=width)
+    for part in section.tables:
+        table = Table(
+            box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=part.caption, title_justify="left"
+        )
+        for index, head in enumerate(part.heads):
+            table.add_column(head, justify="right" if index else "left", overflow="fold")
+        for row in part.rows:
+            table.add_row(*(Text.assemble(value, (_small(small, width), "dim")) for value, small in row))
+        console.print(table, width=width)
+        for letter, note in part.notes.items():
+            console.print(Text(f"  [{letter}] {note}"), style="dim", width=width)
+
+
+def _small(words: str, width: int) -> str:
+    """Small print on a line of its own, or on two where the terminal is narrow."""
+    if width < WIDTH:
+        words = words.replace("–", "–\n").replace(" to ", " to\n")
+    return f"\n{words}" if words else ""
 
 
 def _source(cell: Cell, mark: str) -> Text:

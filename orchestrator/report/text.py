@@ -17,6 +17,16 @@ DECIMALS = {
     "correlation": 3,
     "pearson": 3,
     "ensemble_gain": 2,
+    "ratio": 2,
+    "share": 0,
+    "sd": 3,
+    "reduction": 0,
+    "cka": 3,
+    "distance": 2,
+    "cosine": 4,
+    "predictions_changed": 2,
+    "barrier_error": 2,
+    "barrier_loss": 3,
 }
 
 NOTHING = "–"

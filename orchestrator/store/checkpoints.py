@@ -1,4 +1,4 @@
-"""Checkpoints and reference weights as safetensors files: named tensors, bits unchanged, with the rest as JSON.
+"""Checkpoints, references and kept tensors as safetensors files: named tensors, bits unchanged, with the rest as JSON.
 
 A file carries the digest of all it holds. One that was changed or cut short reads as None, as if it were not there:
 going on from wrong weights would give a run that nobody specified.
@@ -87,6 +87,17 @@ def decode_reference(data: bytes) -> Reference | None:
         predictions=tensors["predictions"],
         fingerprint=state["fingerprint"],
     )
+
+
+def encode_kept(tensors: Tensors) -> bytes:
+    """The file of what is kept of a finished run, under the same names, whose order (that of the layers) is kept."""
+    return _encode(tensors, {"names": list(tensors)})
+
+
+def decode_kept(data: bytes) -> dict[str, NDArray[Any]] | None:
+    """The tensors in a file of kept ones, or None if the file is not whole."""
+    decoded = _decode(data)
+    return None if decoded is None else {name: decoded[0][name] for name in decoded[1]["names"]}
 
 
 def _encode(tensors: Tensors, state: Mapping[str, Any]) -> bytes:

@@ -27,10 +27,11 @@ from orchestrator.store.schema import (
     OUTCOMES,
     RECORD_SCHEMA,
     SHORT_COLUMNS,
+    VARIANT,
     VERSION,
     VERSION_KEY,
 )
-from protocols.contract import Epoch, epoch_values
+from protocols.contract import Epoch, Variant, epoch_values
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError)
 """What pyarrow raises for bytes that are not what they should be."""
@@ -58,7 +59,11 @@ def encode_record(row: Mapping[str, Any]) -> bytes:
         row,
         RECORD_SCHEMA,
         use_dictionary=["predictions.list.element"],
-        use_byte_stream_split=["logits.list.element.list.element", "losses.list.element"],
+        use_byte_stream_split=[
+            "logits.list.element.list.element",
+            "variants.list.element.logits.list.element.list.element",
+            "losses.list.element",
+        ],
     )
     cut = _footer(data)
     return data[:cut] + _seal(row["id"], data[:cut], data[cut:]) + data[cut:]
@@ -112,9 +117,19 @@ def read_logits(source: pa.NativeFile) -> NDArray[np.float32]:
     Raises:
         UNREADABLE: the bytes are not what was written.
     """
-    examples = read(source, ["logits"])["logits"][0].values
-    values: NDArray[np.float32] = examples.flatten().to_numpy()
-    return values.reshape(len(examples), -1) if len(examples) else values.reshape(0, 0)
+    return _matrix(read(source, ["logits"])["logits"][0])
+
+
+def read_variants(source: pa.NativeFile) -> tuple[Variant, ...]:
+    """The other evaluations of one record, their logits read-only.
+
+    Raises:
+        UNREADABLE: the bytes are not what was written.
+    """
+    return tuple(
+        Variant(name=item["name"].as_py(), passes=item["passes"].as_py(), logits=_matrix(item["logits"]))
+        for item in read(source, ["variants"])["variants"][0]
+    )
 
 
 def seal_holds(data: bytes, id: str) -> bool:
@@ -173,21 +188,36 @@ def _open(source: pa.NativeFile | bytes) -> pq.ParquetFile:
 def _column(value: Any, field: pa.Field) -> pa.Array:
     if value is None and not field.nullable:
         raise ValueError(f"column {field.name} must have a value")
+    try:
+        return _array(value, field.type)
+    except (pa.ArrowException, KeyError, OverflowError) as error:
+        raise ValueError(f"column {field.name}: {error}") from error
+
+
+def _array(value: Any, kind: pa.DataType) -> pa.Array:
+    """One value as an array of length 1; a matrix does not become a Python object for each of its numbers."""
     if isinstance(value, np.ndarray) and value.ndim == 2:
         examples, classes = value.shape
-        lists = pa.ListArray.from_arrays(
-            pa.array(np.arange(examples + 1, dtype=np.int32) * classes),
-            pa.array(value.ravel(), field.type.value_type.value_type),
+        starts = pa.array(np.arange(examples + 1, dtype=np.int32) * classes)
+        rows = pa.ListArray.from_arrays(starts, pa.array(value.ravel(), kind.value_type.value_type))
+        return pa.ListArray.from_arrays(pa.array([0, examples], pa.int32()), rows)
+    if kind.equals(pa.list_(VARIANT)) and value:
+        fields = [pa.concat_arrays([_array(item[field.name], field.type) for item in value]) for field in VARIANT]
+        return pa.ListArray.from_arrays(
+            pa.array([0, len(value)], pa.int32()), pa.StructArray.from_arrays(fields, fields=list(VARIANT))
         )
-        return pa.ListArray.from_arrays(pa.array([0, examples], pa.int32()), lists)
     if isinstance(value, Mapping):
         value = list(value.items())
     elif isinstance(value, list | tuple):
         value = [epoch_values(item) if isinstance(item, Epoch) else item for item in value]
-    try:
-        return pa.array([value], field.type)
-    except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(f"column {field.name}: {error}") from error
+    return pa.array([value], kind)
+
+
+def _matrix(rows: pa.ListScalar) -> NDArray[np.float32]:
+    """A list of equally long lists, read-only; (0, 0) where it is empty."""
+    examples = rows.values
+    values: NDArray[np.float32] = examples.flatten().to_numpy()
+    return values.reshape(len(examples), -1) if len(examples) else values.reshape(0, 0)
 
 
 def _require(row: Mapping[str, Any], column: str, values: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ def open_store(url: str | os.PathLike[str], *, create: bool = False) -> Store:
     missing or empty reads as an empty store, which cannot be written.
 
     Raises:
-        StoreError: the folder holds something else, or a store of a newer schema, or it cannot be read or made.
+        StoreError: the folder holds something else, or a store of another schema, or it cannot be read or made.
     """
     text = os.fspath(url)
     scheme, separator, rest = text.partition("://")
@@ -61,4 +61,9 @@ def _check_version(url: str, marker: bytes) -> None:
         raise StoreError(
             f"store {url!r} is of schema {version}, newer than the {VERSION} that this version of noisegrid reads; "
             "upgrade noisegrid"
+        )
+    if version < VERSION:
+        raise StoreError(
+            f"store {url!r} is of schema {version}, and this version of noisegrid reads and writes {VERSION} only; "
+            "give another folder, and keep this one for the version that wrote it"
         )

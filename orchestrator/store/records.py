@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from orchestrator.store import encoding
 from orchestrator.store.files import Entry, LocalFiles
 from orchestrator.store.schema import RECORD_SCHEMA, SHORT_COLUMNS
+from protocols.contract import Variant
 from protocols.errors import unknown
 
 WHOLE = 2**20
@@ -78,7 +79,7 @@ class Records:
         """Records, one row each, sorted by id; unreadable ones are left out.
 
         Args:
-            columns: names, in order; None: all but logits, predictions, losses and history.
+            columns: names, in order; None: all but those with a value per example, step or epoch.
             ids: the runs wanted; None: all.
 
         Raises:
@@ -103,11 +104,16 @@ class Records:
         A few are read ahead, so memory does not grow with the number of runs. Arrays are read-only.
         """
 
-        def one(id: str) -> NDArray[np.float32] | None:
+        return self._each(ids, encoding.read_logits)
+
+    def variants(self, ids: Sequence[str]) -> Iterator[tuple[str, tuple[Variant, ...]]]:
+        """(id, the other evaluations of that run, with their logits), like :meth:`logits`."""
+        return self._each(ids, encoding.read_variants)
+
+    def _each(self, ids: Sequence[str], read: Callable[[pa.NativeFile], Value]) -> Iterator[tuple[str, Value]]:
+        def one(id: str) -> Value | None:
             entry = self._files.stat(record_path(id))
-            if entry is None or self._fault(entry) is not None:
-                return None
-            return self._read(entry, encoding.read_logits)
+            return None if entry is None or self._fault(entry) is not None else self._read(entry, read)
 
         with ThreadPoolExecutor(THREADS) as pool:
             for start in range(0, len(ids), THREADS):

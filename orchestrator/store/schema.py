@@ -1,4 +1,4 @@
-"""What a store's files hold: the columns of version 1, one fixed schema for each kind of file.
+"""What a store's files hold: the columns of version 2, one fixed schema for each kind of file.
 
 ``docs/store.md`` gives the unit and meaning of every column. A change of a name, a type or a meaning is a new version.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-VERSION = 1
+VERSION = 2
 """Version of the layout and of every schema here; stands in ``store.json`` and in the metadata of every file."""
 
 VERSION_KEY = b"noisegrid_schema"
@@ -30,6 +30,20 @@ EPOCH = pa.struct(
 )
 """One row of a history: the fields of :class:`protocols.contract.Epoch`."""
 
+VARIANT = pa.struct(
+    [
+        ("name", _TEXT),
+        ("passes", _INT32),
+        ("accuracy", _FLOAT64),
+        ("cross_entropy", _FLOAT64),
+        ("logits", pa.list_(pa.list_(_FLOAT32))),
+    ]
+)
+"""Another evaluation of the same trained run: :class:`protocols.contract.Variant`, and what it scored."""
+
+COMMIT = pa.struct([("worker", _INT32), ("batch", _INT32), ("read", _INT32)])
+"""One step of asynchronous training: a row of :attr:`protocols.contract.Outcome.commits`."""
+
 
 def _schema(columns: dict[str, pa.DataType], optional: set[str]) -> pa.Schema:
     fields = [pa.field(name, kind, nullable=name in optional) for name, kind in columns.items()]
@@ -44,6 +58,7 @@ RECORD_SCHEMA = _schema(
         "dataset": _TEXT,
         "trainer": _TEXT,
         "library": _TEXT,
+        "asynchrony": _TEXT,
         "group": _TEXT,
         "base_seed": _INT64,
         "replicate": _INT32,
@@ -60,10 +75,15 @@ RECORD_SCHEMA = _schema(
         "parameters": _INT64,
         "logits": pa.list_(pa.list_(_FLOAT32)),
         "logits_precision": _TEXT,
+        "passes": _INT32,
         "predictions": pa.list_(_INT32),
         "labels_fingerprint": _TEXT,
+        "variants": pa.list_(VARIANT),
         "losses": pa.list_(_FLOAT32),
         "history": pa.list_(EPOCH),
+        "staleness_mean": _FLOAT64,
+        "staleness_max": _INT64,
+        "commits": pa.list_(COMMIT),
         "seconds": _FLOAT64,
         "train_seconds": _FLOAT64,
         "evaluate_seconds": _FLOAT64,
@@ -75,14 +95,24 @@ RECORD_SCHEMA = _schema(
         "onebit_index": _INT64,
         "onebit_before": _FLOAT64,
         "onebit_after": _FLOAT64,
+        "onebit_step": _INT64,
+        "onebit_elements": _INT64,
+        "onebit_digest": _TEXT,
         "weights_changed": _INT64,
         "weights_total": _INT64,
         "predictions_changed": _INT64,
         "first_differing_step": _INT64,
+        "distance": _FLOAT64,
+        "cosine": _FLOAT64,
+        "largest_ulp": _INT64,
+        "barrier_error": _FLOAT64,
+        "barrier_loss": _FLOAT64,
+        "kept": pa.list_(_TEXT),
         "seeds": _TEXTS,
         "process": _TEXT,
         "host": _TEXT,
         "device": _TEXT,
+        "hardware": _TEXT,
         "provenance": _TEXT,
         "fingerprint": _TEXT,
     },
@@ -93,15 +123,25 @@ RECORD_SCHEMA = _schema(
         "onebit_index",
         "onebit_before",
         "onebit_after",
+        "onebit_step",
+        "onebit_elements",
+        "onebit_digest",
         "weights_changed",
         "weights_total",
         "predictions_changed",
         "first_differing_step",
+        "staleness_mean",
+        "staleness_max",
+        "distance",
+        "cosine",
+        "largest_ulp",
+        "barrier_error",
+        "barrier_loss",
     },
 )
 """``records/ID.parquet``: one row, one finished run."""
 
-LONG_COLUMNS = ("logits", "predictions", "losses", "history")
+LONG_COLUMNS = ("logits", "predictions", "variants", "losses", "history", "commits")
 """Columns with a value per example, step or epoch: read only where they are asked for."""
 
 SHORT_COLUMNS = tuple(name for name in RECORD_SCHEMA.names if name not in LONG_COLUMNS)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,10 @@ from orchestrator.store import encoding
 from orchestrator.store.checkpoints import (
     Reference,
     decode_checkpoint,
+    decode_kept,
     decode_reference,
     encode_checkpoint,
+    encode_kept,
     encode_reference,
 )
 from orchestrator.store.files import TEMPORARY, StoreError
@@ -30,7 +33,18 @@ from orchestrator.store.records import THREADS, Records, record_path
 from orchestrator.store.schema import EPOCH, FAILURE_SCHEMA, LABELS_SCHEMA, LIVE_SCHEMA
 from protocols.contract import Checkpoint, Epoch
 
-FOLDERS = ("records", "failures", "live", "checkpoints", "labels", "references", "corrupt", TEMPORARY)
+FOLDERS = (
+    "records",
+    "failures",
+    "live",
+    "checkpoints",
+    "kept",
+    "labels",
+    "references",
+    "hardware",
+    "corrupt",
+    TEMPORARY,
+)
 
 _DAY = 86_400 * 10**9
 
@@ -67,10 +81,16 @@ class Store(Records):
                 raise StoreError(f"store {self.url} did not give back what was written to {folder}/")
 
     def tidy(self) -> None:
-        """Delete what killed processes left: temporary files over a day old, live rows and checkpoints of done runs."""
-        for entry in self._files.entries(TEMPORARY):
-            if entry.modified < time.time_ns() - _DAY:
-                self._files.delete(f"{TEMPORARY}/{entry.name}")
+        """Delete what killed processes left.
+
+        These are temporary files over a day old, kept tensors that are as old and still have no record, and live rows
+        and checkpoints of done runs.
+        """
+        for folder in (TEMPORARY, "kept"):
+            for entry in self._files.entries(folder):
+                old = entry.modified < time.time_ns() - _DAY
+                if old and not (folder == "kept" and self.has(entry.name.removesuffix(".safetensors"))):
+                    self._files.delete(f"{folder}/{entry.name}")
         for folder, suffix in (("live", ".parquet"), ("checkpoints", ".safetensors")):
             for entry in self._files.entries(folder):
                 if self.has(entry.name.removesuffix(suffix)):
@@ -172,6 +192,20 @@ class Store(Records):
 
     # What records refer to
 
+    def save_kept(self, id: str, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Keep tensors of a finished run; call it before its record is committed.
+
+        Args:
+            id: the run's.
+            tensors: by name, ``weights/NAME`` and ``gram/LAYER``; they take the place of any earlier ones.
+        """
+        self._files.put(_kept(id), encode_kept(tensors))
+
+    def kept(self, id: str) -> dict[str, NDArray[Any]] | None:
+        """What :meth:`save_kept` kept, bit for bit; None if it is not there or not whole."""
+        data = self._files.get(_kept(id))
+        return None if data is None else decode_kept(data)
+
     def put_labels(self, fingerprint: str, labels: NDArray[np.integer]) -> None:
         """Keep the labels of a test set, in its order, (examples,), unless they are there.
 
@@ -192,22 +226,32 @@ class Store(Records):
         labels: NDArray[np.int64] = table["label"].to_numpy()
         return labels if _labels_fingerprint(labels) == fingerprint else None
 
-    def save_reference(
-        self,
-        id: str,
-        weights: dict[str, NDArray[Any]],
-        losses: NDArray[np.float64],
-        predictions: NDArray[np.integer],
-        fingerprint: str,
-    ) -> None:
-        """Keep the final weights of a run, its losses (steps,), predictions (test examples,) and fingerprint."""
-        reference = Reference(weights=weights, losses=losses, predictions=predictions, fingerprint=fingerprint)
+    def save_reference(self, id: str, reference: Reference) -> None:
+        """Keep how a run ended, in place of what was kept of it before."""
         self._files.put(_reference(id), encode_reference(reference))
 
     def load_reference(self, id: str) -> Reference | None:
         """What :meth:`save_reference` kept, bit for bit; None if it is not there or not whole."""
         data = self._files.get(_reference(id))
         return None if data is None else decode_reference(data)
+
+    def claim_hardware(self, group: str, hardware: str) -> str:
+        """The hardware that a group's runs belong to: what the first of them claimed, whoever claims at a time.
+
+        Args:
+            group: the runs that share a control.
+            hardware: what this run would have it be.
+        """
+        path = f"hardware/{group}.json"
+        claim = json.dumps({"hardware": hardware}, ensure_ascii=False).encode() + b"\n"
+        while not self._files.put_if_absent(path, claim):
+            try:
+                claimed = json.loads(self._files.get(path) or b"")["hardware"]
+            except (ValueError, KeyError, TypeError):
+                self._files.move(path, f"corrupt/{group}.json")
+            else:
+                return str(claimed)
+        return hardware
 
     def _small(self, path: str, schema: pa.Schema) -> pa.Table | None:
         """A small file of a given schema; None if it is not there or not whole."""
@@ -234,6 +278,10 @@ def _checkpoint(id: str) -> str:
 
 def _reference(id: str) -> str:
     return f"references/{id}.safetensors"
+
+
+def _kept(id: str) -> str:
+    return f"kept/{id}.safetensors"
 
 
 def _labels_fingerprint(labels: NDArray[np.integer]) -> str:

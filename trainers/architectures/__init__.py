@@ -1,1 +1,1 @@
-"""Architectures, each written once over the operations of :mod:`trainers.network`."""
+"""Architectures, each written once over the operations of :mod:`trainers.operations`."""

@@ -17,19 +17,28 @@ A dataset is a :class:`Definition`. One of your own is a module with such an obj
 
 Its fingerprint is the SHA-256 of the arrays, so changed data gives new runs. Arrays too large to hash whenever the
 module is imported want a :class:`Definition` with a ``read`` function and a fingerprint that you keep up to date.
+:func:`image_folder` makes a dataset of photographs in folders, :func:`from_text` one of a text; :func:`text_file` is
+what a name that ends in ``.txt`` stands for.
 """
 
-from trainers.datasets.definition import Arrays, Definition, from_arrays
+from trainers.datasets.definition import Arrays, Definition, Files, from_arrays
+from trainers.datasets.folder import image_folder
 from trainers.datasets.prepare import check, default_cache, find_root, prepare
-from trainers.datasets.subset import fingerprint
+from trainers.datasets.subset import fingerprint, image_shape
+from trainers.datasets.text import from_text, text_file
 
 __all__ = [
     "Arrays",
     "Definition",
+    "Files",
     "check",
     "default_cache",
     "find_root",
     "fingerprint",
     "from_arrays",
+    "from_text",
+    "image_folder",
+    "image_shape",
     "prepare",
+    "text_file",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from protocols.errors import UserError
+from trainers.datasets.bar import bar
 
 ATTEMPTS = 3
 PAUSE = 2.0
@@ -64,9 +64,6 @@ def download(url: str, target: Path, verify: Callable[[Path], object], advice: s
 
 
 def _transfer(url: str, part: Path) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "noisegrid", **({"Range": f"bytes={have}-"} if have else {})}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as response:
@@ -74,15 +71,12 @@ def _transfer(url: str, part: Path) -> None:
             have = 0
         length = response.headers["Content-Length"]
         total = None if length is None else have + int(length)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
         with (
-            Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress,
+            bar(url.rsplit("/", 1)[-1], total, have, size=True) as advance,
             part.open("ab" if have else "wb") as file,
         ):
-            task = progress.add_task(url.rsplit("/", 1)[-1], total=total, completed=have)
             while chunk := response.read(1 << 16):
                 file.write(chunk)
-                progress.advance(task, len(chunk))
+                advance(len(chunk))
     if total is not None and part.stat().st_size < total:
         raise ConnectionError(f"the connection ended after {part.stat().st_size} of {total} bytes")

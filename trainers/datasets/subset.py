@@ -17,7 +17,7 @@ def sizes(definition: Definition, spec: DatasetSpec) -> tuple[int, int]:
     """How many training and test examples a specification means.
 
     Raises:
-        UserError: a size is larger than the dataset or smaller than its number of classes.
+        UserError: a size is larger than the dataset or smaller than its number of classes (text: than one window).
     """
     train = _size(definition, "train_size", spec.train_size, definition.train_size)
     test = _size(definition, "test_size", spec.test_size, definition.test_size)
@@ -27,24 +27,61 @@ def sizes(definition: Definition, spec: DatasetSpec) -> tuple[int, int]:
 def _size(definition: Definition, field: str, size: int | None, full: int) -> int:
     if size is None:
         return full
-    if not definition.classes <= size <= full:
-        raise definition.error(
-            f"{field} must lie between {definition.classes} (one example a class) and {full} (all of them), not {size}"
-        )
+    least, why = (1, "one window") if definition.is_text else (definition.classes, "one example a class")
+    if not least <= size <= full:
+        raise definition.error(f"{field} must lie between {least} ({why}) and {full} (all of them), not {size}")
     return size
+
+
+def image_shape(definition: Definition, spec: DatasetSpec) -> tuple[int, ...]:
+    """The shape of the network's input: (height, width, channels); text: (length,). Reads no file.
+
+    Raises:
+        UserError: the images cannot be shrunk to ``spec.image_size``.
+    """
+    if spec.image_size is None:
+        return definition.image_shape
+    if definition.is_text:
+        raise definition.error("image_size is for images, and this is text")
+    height, width, channels = definition.image_shape
+    if spec.image_size > min(height, width):
+        raise definition.error(f"image_size must be at most {min(height, width)}, not {spec.image_size}")
+    return spec.image_size, spec.image_size, channels
 
 
 def fingerprint(definition: Definition, spec: DatasetSpec) -> str:
     """SHA-256 of everything about the data that a run's numbers depend on. Reads no file.
 
     Raises:
-        UserError: as :func:`sizes`.
+        UserError: as :func:`sizes` and :func:`image_shape`; or ``skip_broken`` for a dataset that holds no photographs.
     """
     train, test = sizes(definition, spec)
+    image_shape(definition, spec)
+    if spec.skip_broken and not definition.photographs:
+        raise definition.error("skip_broken is for photographs, which this dataset does not hold")
     values = {field.name: getattr(definition, field.name) for field in dataclasses.fields(definition)}
-    decisive = ("fingerprint", "classes", "image_shape", "mean", "std", "maximum")
-    text = canonical({"train": train, "test": test, **{name: values[name] for name in decisive}})
+    decisive = ["fingerprint", "classes", "image_shape", "mean", "std", "maximum"]
+    if definition.photographs:
+        decisive.append("test_resize")
+    asked = {name: getattr(spec, name) for name in ("image_size", "skip_broken") if getattr(spec, name)}
+    text = canonical({"train": train, "test": test, **{name: values[name] for name in decisive}, **asked})
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def chosen(definition: Definition, spec: DatasetSpec, labels: NDArray[np.int64], part: str) -> NDArray[np.int64]:
+    """The indices of a specification's examples among all of a part.
+
+    Args:
+        definition: the dataset.
+        spec: which of its examples.
+        labels: those of the whole part.
+        part: ``train`` or ``test``.
+
+    Returns:
+        The first examples of each class (:func:`stratified`). Text has no classes to balance: its first windows.
+    """
+    size = sizes(definition, spec)[part == "test"]
+    return np.arange(size) if definition.is_text else stratified(labels, definition.classes, size)
 
 
 def stratified(labels: NDArray[np.int64], classes: int, size: int) -> NDArray[np.int64]:

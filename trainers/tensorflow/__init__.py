@@ -6,13 +6,14 @@ from trainers.tensorflow.profiles import KERNELS, environment
 
 trainer = Trainer(
     name="tensorflow",
-    numerics=1,
+    numerics=2,
     framework="tensorflow",
     extra="tensorflow-cpu",
     train="trainers.tensorflow.train:train",
+    evaluate="trainers.tensorflow.train:evaluate",
     network=trace,
     environment=environment,
-    sources=frozenset({"init", "shuffle", "augment", "dropout", "library", "onebit"}),
+    sources=frozenset({"init", "shuffle", "augment", "dropout", "async", "library", "onebit", "hardware"}),
     library_kinds=("order", "kernel", "native"),
     kernels=len(KERNELS),
 )

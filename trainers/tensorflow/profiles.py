@@ -14,26 +14,41 @@ class Kernel:
     """None: as many as the process was given."""
     onednn: str = "default"
     """oneDNN's kernels: for what the processor has (``default``), for ``avx2`` only, or ``off``."""
+    xla: bool = False
+    """Whether gradients are compiled by XLA."""
 
 
+_LIBRARIES = (
+    {"onednn": "default"},
+    {"onednn": "avx2"},
+    {"onednn": "off"},
+    {"xla": True},
+)
 KERNELS: tuple[Kernel, ...] = tuple(
     kernel
-    for threads, onednn in itertools.product((None, 2, 3, 4), ("default", "avx2", "off"))
-    if (kernel := Kernel(threads=threads, onednn=onednn)) != Kernel()
+    for threads, library in itertools.product((None, 2, 3, 4), _LIBRARIES)
+    if (kernel := Kernel(threads=threads, **library)) != Kernel()
 )
 """The kernel environments of ``library=kernel``; replicate r takes entry r."""
 
 
 def kernel_of(profile: str) -> Kernel:
     """The kernel environment of a profile; every profile but ``kernel-N`` has the default one."""
-    return KERNELS[int(profile.removeprefix("kernel-"))] if profile.startswith("kernel-") else Kernel()
+    kind, _, _ = profile.partition("+")
+    return KERNELS[int(kind.removeprefix("kernel-"))] if kind.startswith("kernel-") else Kernel()
+
+
+def racing(profile: str) -> int:
+    """How many gradients a process of this profile computes side by side."""
+    _, _, workers = profile.partition("+")
+    return int(workers or 1)
 
 
 def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
     """Environment variables that are read when TensorFlow or its libraries start, so that they cannot be set later.
 
     Args:
-        profile: ``held``, ``native`` or ``kernel-N``.
+        profile: see :attr:`protocols.run.Run.profile`.
         threads: threads of the run.
         gpus: GPUs of the run; 0 hides them.
     """
@@ -48,7 +63,7 @@ def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
     }
     if kernel.onednn == "avx2":
         variables["ONEDNN_MAX_CPU_ISA"] = "AVX2"
-    if profile == "native":
+    if profile.startswith("native"):
         # Whatever the user's shell says, released means released.
         variables |= {"TF_DETERMINISTIC_OPS": "0", "TF_CUDNN_DETERMINISTIC": "0"}
     if not gpus:

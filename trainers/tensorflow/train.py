@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from protocols.contract import Context, Dataset, Network, Outcome
 from protocols.recipe import Recipe
@@ -14,8 +17,9 @@ from protocols.run import Run
 from trainers import loop
 from trainers.network import trace
 from trainers.resolve import architecture
-from trainers.tensorflow.engine import Examples, TensorFlowEngine
-from trainers.tensorflow.profiles import kernel_of
+from trainers.tensorflow.engine import TensorFlowEngine
+from trainers.tensorflow.examples import Examples, place
+from trainers.tensorflow.profiles import Kernel, kernel_of, racing
 
 
 def train(run: Run, data: Dataset, context: Context) -> Outcome:
@@ -29,6 +33,14 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
     return loop.fit(run, data, network, context, engine, started)
 
 
+def evaluate(
+    run: Run, data: Dataset, context: Context, weights: Mapping[str, NDArray[Any]], reestimate: bool
+) -> NDArray[np.floating]:
+    """Logits of the test set under these weights: see :class:`protocols.contract.Evaluate`."""
+    _, engine = build(run, data, context.device, context.threads)
+    return engine.logits(weights=engine.reestimated(weights) if reestimate else weights)
+
+
 def build(run: Run, data: Dataset, device: str, threads: int) -> tuple[Network, TensorFlowEngine]:
     """The run's network, held to its profile; its state is what the engine's ``load`` will be given.
 
@@ -36,17 +48,21 @@ def build(run: Run, data: Dataset, device: str, threads: int) -> tuple[Network, 
         RuntimeError: the run was given a GPU that TensorFlow cannot use.
     """
     hold(run.profile, threads, device)
+    recipe = run.recipe
     static = Recipe(
-        momentum=run.recipe.momentum,
-        weight_decay=run.recipe.weight_decay,
-        bias_lr_factor=run.recipe.bias_lr_factor,
-        zero_gamma=run.recipe.zero_gamma,
-        crop=run.recipe.crop,
-        flip=run.recipe.flip,
-        dtype=run.recipe.dtype,
+        batch_size=recipe.batch_size,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        bias_lr_factor=recipe.bias_lr_factor,
+        zero_gamma=recipe.zero_gamma,
+        crop=recipe.crop,
+        flip=recipe.flip,
+        dtype=recipe.dtype,
+        label_smoothing=recipe.label_smoothing,
+        ema_decay=recipe.ema_decay,
     )
-    network = trace(architecture(run.architecture), data.image_shape, data.classes, run.recipe)
-    return network, _engine(run.architecture, data, static)
+    network = trace(architecture(run.architecture), data.image_shape, data.classes, recipe)
+    return network, _engine(run.architecture, data, static, threads, kernel_of(run.profile))
 
 
 @functools.cache
@@ -54,10 +70,13 @@ def hold(profile: str, threads: int, device: str) -> None:
     """Set TensorFlow's process-wide switches for a determinism profile, before its first operation.
 
     A process serves one profile only, so this takes effect once.
+
+    Raises:
+        RuntimeError: there is no GPU, or the process has served another profile.
     """
-    count = kernel_of(profile).threads or threads
-    tf.config.threading.set_intra_op_parallelism_threads(count)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(kernel_of(profile).threads or threads)
+    # All functions of a process share these threads: with a single one, gradients would take turns instead of racing.
+    tf.config.threading.set_inter_op_parallelism_threads(racing(profile))
     gpus = tf.config.list_physical_devices("GPU")
     if device == "cpu":
         tf.config.set_visible_devices([], "GPU")
@@ -70,23 +89,21 @@ def hold(profile: str, threads: int, device: str) -> None:
             tf.config.experimental.set_memory_growth(gpu, True)
     # TF32 would round a change of one bit away.
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    if profile != "native":
+    if not profile.startswith("native"):
         tf.keras.utils.set_random_seed(0)
         tf.config.experimental.enable_op_determinism()
 
 
 @functools.lru_cache(maxsize=4)
-def _engine(name: str, data: Dataset, static: Recipe) -> TensorFlowEngine:
+def _engine(name: str, data: Dataset, static: Recipe, threads: int, kernel: Kernel) -> TensorFlowEngine:
     """The traced engine, kept for the process's next runs: tracing costs more than a short run."""
     network = trace(architecture(name), data.image_shape, data.classes, static)
-    return TensorFlowEngine(architecture(name), network, static, _examples(data, _placement(static)), data.classes)
+    placement = Recipe(crop=static.crop, flip=static.flip, dtype=static.dtype)
+    examples = _examples(data, placement, threads)
+    return TensorFlowEngine(architecture(name), network, static, examples, data.classes, kernel)
 
 
 @functools.lru_cache(maxsize=1)
-def _examples(data: Dataset, placement: Recipe) -> Examples:
+def _examples(data: Dataset, placement: Recipe, threads: int) -> Examples:
     """The placed dataset, kept for the process's next run."""
-    return Examples(data, placement)
-
-
-def _placement(static: Recipe) -> Recipe:
-    return replace(Recipe(), crop=static.crop, flip=static.flip, dtype=static.dtype)
+    return place(data, placement, threads)

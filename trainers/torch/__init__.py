@@ -6,13 +6,14 @@ from trainers.torch.profiles import KERNELS, environment
 
 trainer = Trainer(
     name="torch",
-    numerics=1,
+    numerics=2,
     framework="torch",
     extra="torch",
     train="trainers.torch.train:train",
+    evaluate="trainers.torch.train:evaluate",
     network=trace,
     environment=environment,
-    sources=frozenset({"init", "shuffle", "augment", "dropout", "library", "onebit"}),
+    sources=frozenset({"init", "shuffle", "augment", "dropout", "library", "onebit", "async", "hardware"}),
     library_kinds=("order", "kernel", "native"),
     kernels=len(KERNELS),
 )

@@ -12,29 +12,44 @@ class Kernel:
 
     threads: int | None = None
     """None: as many as the process was given."""
+    channels_last: bool = True
+    """Whether channels are innermost in memory, not columns."""
     onednn: bool = True
     isa: str = "default"
     """Vector instructions of PyTorch's own kernels: what the processor has, or ``avx2``."""
+    compiled: bool = False
+    """Whether training steps go through PyTorch's compiler, which needs one for C++."""
 
 
-KERNELS: tuple[Kernel, ...] = tuple(
-    kernel
-    for threads, onednn, isa in itertools.product((None, 2, 3, 4), (True, False), ("default", "avx2"))
-    if (kernel := Kernel(threads=threads, onednn=onednn, isa=isa)) != Kernel()
+_THREADS, _ISAS = (None, 2, 3, 4), ("default", "avx2")
+KERNELS: tuple[Kernel, ...] = (
+    *(
+        kernel
+        for threads, channels_last, onednn, isa in itertools.product(_THREADS, (True, False), (True, False), _ISAS)
+        if (kernel := Kernel(threads=threads, channels_last=channels_last, onednn=onednn, isa=isa)) != Kernel()
+    ),
+    # Last, so that only studies of many replicates need a compiler.
+    *(Kernel(threads=threads, isa=isa, compiled=True) for threads, isa in itertools.product(_THREADS, _ISAS)),
 )
 """The kernel environments of ``library=kernel``; replicate r takes entry r."""
 
 
+def kind_of(profile: str) -> str:
+    """``held``, ``native`` or ``kernel-N``: PyTorch's switches are the same however many workers race."""
+    return profile.partition("+")[0]
+
+
 def kernel_of(profile: str) -> Kernel:
     """The kernel environment of a profile; every profile but ``kernel-N`` has the default one."""
-    return KERNELS[int(profile.removeprefix("kernel-"))] if profile.startswith("kernel-") else Kernel()
+    kind = kind_of(profile)
+    return KERNELS[int(kind.removeprefix("kernel-"))] if kind.startswith("kernel-") else Kernel()
 
 
 def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
     """Environment variables that are read when PyTorch or its libraries start, so that they cannot be set later.
 
     Args:
-        profile: ``held``, ``native`` or ``kernel-N``.
+        profile: see :attr:`protocols.run.Run.profile`.
         threads: threads of the run.
         gpus: GPUs of the run; 0 hides them.
     """
@@ -43,7 +58,10 @@ def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "OMP_WAIT_POLICY": "PASSIVE"}
     if kernel.isa == "avx2":
         variables |= {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "AVX2"}
-    if profile != "native":
+    if kernel.compiled:
+        # Else the compiler keeps processes of its own, one for each core.
+        variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    if not profile.startswith("native"):
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # TF32 would round a change of one bit away, and the shell could force it on.
     variables |= {"NVIDIA_TF32_OVERRIDE": "0", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0"}

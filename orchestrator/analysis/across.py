@@ -1,0 +1,121 @@
+"""Tables across cells and groups: what determinism costs, what hangs on the base seed, when a change still spreads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from orchestrator.analysis import intervals
+from orchestrator.analysis.bases import across, components
+from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.overheads import median_ratio
+from orchestrator.analysis.quantities import QUANTITIES
+from orchestrator.analysis.rows import CELL, ends, frame, identity, reasons, values
+from protocols.sources import label_sources
+
+if TYPE_CHECKING:
+    from orchestrator.analysis.sweep import Cell, Sweep
+
+TIMES = {"train_seconds": "training", "seconds": "whole run"}
+"""The columns of a record that overheads are of, and what they are called."""
+
+KIND = ("trainer", "architecture", "dataset", "recipe")
+
+OVERHEADS = (*KIND, "device", "time", "n_held", "n_released", "held", "released", *ends("ratio"), "notes")
+BASES = (
+    *(*KIND, "source", "library", "label", "measure", "bases", "n", *ends("mean"), "sd_between"),
+    *(*ends("within"), *ends("between"), "notes"),
+)
+CHANGES = ("distance", "cosine", "predictions_changed", "weights_changed", "barrier_error", "barrier_loss")
+DIVERGENCE = (
+    *CELL,
+    "n",
+    "step",
+    "first_differing_step",
+    *(column for name in CHANGES for column in ends(name)),
+    "notes",
+)
+
+
+def overheads(sweep: Sweep) -> pd.DataFrame:
+    """One row a network, device and kind of time; see :meth:`Sweep.overheads`."""
+    runs = sweep.runs[(sweep.runs["outcome"] == "ok") & (sweep.runs["resumed_epochs"] == 0)]
+    rows = []
+    for key, alike in runs.groupby([*KIND, "device"], sort=False):
+        released = alike["library"] == "native"
+        if not released.any() or not (alike["library"] == "held").any():
+            continue
+        for column, title in TIMES.items():
+            held_times = alike.loc[alike["library"] == "held", column].to_numpy(np.float64)
+            free_times = alike.loc[released, column].to_numpy(np.float64)
+            ratio = median_ratio(held_times, free_times)
+            rows.append(
+                dict(zip((*KIND, "device"), key, strict=True))
+                | {"time": title, "n_held": len(held_times), "n_released": len(free_times)}
+                | {"held": float(np.median(held_times)), "released": float(np.median(free_times))}
+                | values("ratio", ratio)
+                | {"notes": ratio.reason}
+            )
+    return frame(rows, *OVERHEADS)
+
+
+def bases(sweep: Sweep) -> pd.DataFrame:
+    """One row a cell that several base seeds repeat, and measure; see :meth:`Sweep.bases`."""
+    repeated: dict[tuple[Any, ...], list[int]] = {}
+    for index, cell in enumerate(sweep.cells):
+        own = identity(cell)
+        if not cell.is_control and len(cell.ok):
+            repeated.setdefault(tuple(own[name] for name in (*KIND, "source", "library", "label")), []).append(index)
+    rows = []
+    for key, places in repeated.items():
+        if len(places) < 2:
+            continue
+        for name in QUANTITIES:
+            values_of = np.array([sweep.measured[place].estimates[name].value for place in places])
+            mean, sd = across(values_of)
+            row = dict(zip((*KIND, "source", "library", "label"), key, strict=True))
+            row |= {"measure": name, "bases": len(places), "n": sum(len(sweep.cells[place].ok) for place in places)}
+            row |= values("mean", mean) | {"sd_between": sd, "notes": reasons(mean=mean)}
+            if name == "accuracy_mean":
+                samples = [sweep.measured[place].accuracies for place in places]
+                parts = components([sample[np.isfinite(sample)] for sample in samples], np.random.default_rng(0))
+                row |= values("within", parts.within) | values("between", parts.between)
+                row["notes"] = reasons(mean=mean, within=parts.within, between=parts.between)
+            rows.append(row)
+    return frame(rows, *BASES)
+
+
+def divergence(sweep: Sweep) -> pd.DataFrame:
+    """One row a cell of the onebit source, by the step of the change; see :meth:`Sweep.divergence`."""
+    rows = []
+    for cell in sweep.cells:
+        changed = cell.ok.dropna(subset=["onebit_step"])
+        if "onebit" not in label_sources(cell.source) or not len(changed):
+            continue
+        estimates = {name: _mean(values_) for name, values_ in _changes(sweep, cell, changed).items()}
+        row = identity(cell) | {
+            "n": len(changed),
+            "step": int(changed["onebit_step"].median()),
+            "first_differing_step": changed["first_differing_step"].astype(float).median(),
+            "notes": reasons(**{name: one for name, one in estimates.items() if one.reason != intervals.NONE}),
+        }
+        for name, estimate in estimates.items():
+            row |= values(name, estimate)
+        rows.append(row)
+    return frame(rows, *DIVERGENCE)
+
+
+def _changes(sweep: Sweep, cell: Cell, changed: pd.DataFrame) -> dict[str, pd.Series]:
+    """For each of ``CHANGES`` the replicates' values, shares in percent."""
+    labels = sweep.labels(cell)
+    found = {name: changed[name].astype(np.float64) for name in CHANGES}
+    found["predictions_changed"] *= 100 / len(labels) if labels is not None else np.nan
+    found["weights_changed"] *= 100 / changed["weights_total"].astype(np.float64)
+    found["barrier_error"] *= 100
+    return found
+
+
+def _mean(values_: pd.Series) -> Estimate:
+    return intervals.mean(values_.dropna().to_numpy(np.float64))
