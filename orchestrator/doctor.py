@@ -25,6 +25,7 @@ PACKAGES = {
     "rich": True,
     "ray": False,
     "scikit-learn": False,
+    "pillow": False,
     "torch": False,
     "tensorflow": False,
     "jinja2": False,

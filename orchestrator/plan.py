@@ -224,7 +224,8 @@ class _Resolver:
     def _varies(self, source: str, honoured: Collection[str], recipe: Recipe, where: str) -> tuple[str, ...]:
         if "async" in parse_sources(source) and recipe.async_workers == 1:
             raise UserError(
-                f"source 'async' cannot vary in {where}: one worker is never stale; set recipe.async_workers to 2 or more"
+                f"source 'async' cannot vary in {where}: one worker is never stale; set recipe.async_workers to 2 "
+                "or more"
             )
         return resolve_sources(source, honoured, where)
 

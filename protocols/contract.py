@@ -29,6 +29,14 @@ class Photographs(Protocol):
     def decoder(self) -> str:
         """What decodes them, with its version: another may give other pixels."""
 
+    @property
+    def content(self) -> str:
+        """Names the images that are there, by a digest of their files."""
+
+    @property
+    def left_out(self) -> int:
+        """How many images were left out because they cannot be decoded."""
+
     def train(self, examples: NDArray[np.int64], boxes: NDArray[np.int64], threads: int) -> NDArray[np.uint8]:
         """Parts of training images, resized to the network's input.
 
@@ -247,8 +255,8 @@ class Outcome:
     """Forward passes for each example behind ``logits``."""
     variants: tuple[Variant, ...] = ()
     commits: NDArray[np.int64] | None = None
-    """(steps, 3) for asynchronous training: the worker, the batch of the epoch, and how many steps of the epoch had been
-    taken when the worker read the weights. None for synchronous training."""
+    """(steps, 3) for asynchronous training: the worker, the batch of the epoch, and how many steps of the epoch had
+    been taken when the worker read the weights. None for synchronous training."""
     grams: dict[str, NDArray[np.floating]] = field(default_factory=dict)
     """For ``keep=layers``: layer -> (m, m) inner products of its activations on the first m test examples."""
     provenance: dict[str, Any] = field(default_factory=dict)

@@ -71,8 +71,8 @@ class Run:
 
     @property
     def profile(self) -> str:
-        """The determinism profile of the process this run needs: ``held``, ``native`` or ``kernel-N``, with ``+K`` where
-        K asynchronous workers race.
+        """The determinism profile of the process this run needs: ``held``, ``native`` or ``kernel-N``, with ``+K``
+        where K asynchronous workers race.
 
         Switches of a profile are global to a process and partly read at import, so one process serves one profile.
         """

@@ -45,6 +45,7 @@ def small(protocol: Protocol, change: Callable[[Cell], Cell | None], *, replicat
     """
     pairs = [(cell, change(cell)) for cell in protocol.cells]
     cells = tuple(dict.fromkeys(dataclasses.replace(cell, replicates=None) for _, cell in pairs if cell is not None))
+    fewer = replicates < protocol.replicates
     kind = () if protocol.library == "order" else (HONEST,)
     return dataclasses.replace(
         protocol,
@@ -55,7 +56,7 @@ def small(protocol: Protocol, change: Callable[[Cell], Cell | None], *, replicat
         replicates=replicates,
         deviations=(
             *protocol.deviations,
-            f"cut down: {replicates} replicates in place of {protocol.replicates}",
+            *([f"cut down: {replicates} replicates in place of {protocol.replicates}"] if fewer else []),
             *(f"cut down: {text}" for text in _differences(pairs)),
             *kind,
         ),
@@ -85,5 +86,11 @@ def _values(cell: Cell) -> dict[str, str]:
     """What a cell sets, as it is written."""
     parts = {"recipe": cell.recipe, "perturb": cell.perturb}
     nested = {f"{part}.{name}": value for part, values in parts.items() for name, value in vars(values).items()}
-    written = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in nested.items()}
+    written = {name: _written(value) for name, value in nested.items()}
     return {"architecture": cell.architecture, "dataset": str(cell.dataset)} | written
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return "+".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -30,11 +30,11 @@ class Source:
     in_all: bool = True
     """Whether ``all`` includes it, where network and recipe honour it; never one of your own."""
     weights: Callable[[dict[str, Any], Any], dict[str, Any]] | None = None
-    """Of your own source: from the initial weights (names to arrays, canonical layouts) and a ``numpy`` generator to the
-    weights that training starts from."""
+    """Of your own source: from the initial weights (names to arrays, canonical layouts) and a ``numpy`` generator to
+    the weights that training starts from."""
     plan: Callable[[Any, Any], Any] | None = None
-    """Of your own source: from an epoch's plan (``trainers.batches.EpochPlan``) and a ``numpy`` generator to the plan that
-    is followed."""
+    """Of your own source: from an epoch's plan (``trainers.batches.EpochPlan``) and a ``numpy`` generator to the plan
+    that is followed."""
 
 
 SOURCES: dict[str, Source] = {
@@ -70,7 +70,8 @@ SOURCES: dict[str, Source] = {
 LIBRARY_KINDS: dict[str, str] = {
     "order": "a seeded permutation of the samples inside each batch: the same mathematics, another order of sums; "
     "replayable on any device",
-    "kernel": "another set of kernels per replicate (threads, instruction set, oneDNN): replayable on one machine",
+    "kernel": "another set of kernels per replicate (threads, instruction set, oneDNN, memory format, compiler): "
+    "replayable on one machine",
     "native": "nondeterministic GPU kernels and autotuning, released: cannot be seeded; needs a GPU",
 }
 
@@ -188,7 +189,7 @@ def source_label(varies: Collection[str], honoured: Collection[str], choices: st
 
 
 def source_title(label: str, library: str, asynchrony: str = HELD) -> str:
-    """A label of :func:`source_label` with the kinds of its library and asynchrony, never left out: ``library (order)``."""
+    """A label of :func:`source_label` with the kinds of library and asynchrony, never left out: ``library (order)``."""
     kinds = {name: kind for name, kind in (("library", library), ("async", asynchrony)) if kind != HELD}
     if label in kinds and len(kinds) == 1:
         return f"{label} ({kinds[label]})"

@@ -37,8 +37,8 @@ def seed_key(run: Run, source: str) -> tuple[int, ...]:
     # The replicates of onebit share one permutation and take different entries of it.
     if source not in run.varies or source in ("onebit", "hardware"):
         return (number, 0)
-    # Not counting onebit: a run must share every seed with the same run without the changed bit. Nor hardware, which has
-    # no seed and lets one see the same runs elsewhere.
+    # Not counting onebit: a run must share every seed with the same run without the changed bit. Nor hardware,
+    # which has no seed and lets one see the same runs elsewhere.
     varied = [name for name in run.varies if name not in ("onebit", "hardware")]
     if len(varied) == 1:
         return (number, run.replicate + 1)

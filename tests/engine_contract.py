@@ -335,6 +335,7 @@ class EngineContract(Harness):
         for one, other in zip(decoded.variants, resident.variants, strict=True):
             assert one.logits.tobytes() == other.logits.tobytes()
         assert decoded.provenance["decoder"] == "none" and "decoder" not in resident.provenance
+        assert (decoded.provenance["photographs"], decoded.provenance["photographs_left_out"]) == ("pixels", 0)
 
     def test_photographs_are_mirrored_as_planned(self, few_digits: Dataset) -> None:
         run, data = self.run(crop=0, epochs=1, flip=True), as_photographs(few_digits)

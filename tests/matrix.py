@@ -184,12 +184,12 @@ def _page(found: dict[Combination, str], seconds: float) -> str:
         "three steps each.",
         "",
         f"{len(found):,} combinations in {seconds / 60:.0f} minutes: {counts['ok']:,} took their steps, "
-        f"{counts['senseless']:,} make no sense and are refused by `plan` in one line, {counts['no data']:,} had no data "
-        f"on that machine, {counts['FAILED']:,} failed.",
+        f"{counts['senseless']:,} make no sense and are refused by `plan` in one line, {counts['no data']:,} had no "
+        f"data on that machine, {counts['FAILED']:,} failed.",
         "",
-        f"A number says how many of {len(SOURCES)} sources ({', '.join(SOURCES)}) took their steps; `-`: the network does "
-        "not fit the data; `?`: no data there. `photographs` are real photographs in ImageFolder layout, `book` is a file "
-        "of text, `cifar10_layout` has CIFAR-10's layout and other pixels.",
+        f"A number says how many of {len(SOURCES)} sources ({', '.join(SOURCES)}) took their steps; `-`: the network "
+        "does not fit the data; `?`: no data there. `photographs` are real photographs in ImageFolder layout, `book` is "
+        "a file of text, `cifar10_layout` has CIFAR-10's layout and other pixels.",
         "",
         "| architecture | trainer | " + " | ".join(names.values()) + " |",
         "|---|---|" + "---|" * len(names),

@@ -1,4 +1,4 @@
-"""``python -m tests.race_once SPECIFICATION``: race on digits until two races differ, replay each, print both as JSON."""
+"""``python -m tests.race_once SPECIFICATION``: race until two races differ, replay each, print all bits as JSON."""
 
 from __future__ import annotations
 

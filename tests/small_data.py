@@ -26,6 +26,8 @@ class Undecoded:
     """Images as photographs that all have the network's input size already, and are slow to come."""
 
     decoder = "none"
+    content = "pixels"
+    left_out = 0
 
     def __init__(self, data: Dataset) -> None:
         self._train, self._test = data.train_images, data.test_images

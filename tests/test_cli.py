@@ -215,7 +215,7 @@ def test_cells_that_differ_in_recipe_base_seed_or_perturbation_are_told_apart(ca
     rows = [line.split() for line in out.splitlines() if line.startswith("torch")]
     names = [tuple(row[1:5]) for row in rows]
     assert len(set(names)) == len(names) == 4 * 4
-    assert sum("onebit[step=10]" in row for row in rows) == 4
+    assert sum(row[4].startswith("onebit[step") for row in rows) == 4
 
 
 def test_a_plan_of_many_cells_has_a_line_a_group(call: Call) -> None:
@@ -326,9 +326,10 @@ def test_report_prints_and_writes_a_finished_study(call: Call, store: Store, tmp
     for word in ("none", "init", "onebit"):
         assert re.search(rf"^ {word}\b", answer.out, re.MULTILINE)
     folder = tmp_path / "results" / "report"
-    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "table.csv", "table.tex"]
+    further = ["classes.csv", "equality.csv", "floors.csv", "variances.csv"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*further, "report.html", "table.csv", "table.tex"])
     for path in folder.iterdir():
-        assert str(path) in answer.out.replace("\n", "")
+        assert (path.name if path.name in further else str(path)) in answer.out.replace("\n", "")
     assert "<html" in (folder / "report.html").read_text()
 
 
@@ -482,7 +483,7 @@ def test_list_without_a_kind_lists_all_kinds(call: Call) -> None:
     out = call("list").out
     for words in ("resnet14", "library=native", "asynchrony=real", "recipe.views=flip-crop81"):
         assert words in out
-    assert re.search(r"7 cells, 702 runs; ICML 2021, arXiv\s+2103.04514", out)
+    assert "(7 cells, 702 runs; ICML 2021, arXiv 2103.04514)" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 100
 
 

@@ -312,10 +312,13 @@ def test_a_sweep_trains_what_is_missing_and_nothing_else(
     records = {path.name: path.stat().st_mtime_ns for path in Path(store.url, "records").iterdir()}
     result, shown = launch(planned(store, "init", "onebit", replicates=3), store)
     assert (result.done, shown) == (9, "")
-    more = planned(store, "init", "shuffle", "onebit", replicates=4)
+    more = planned(store, "init", "shuffle", "onebit", replicates=4, isolation="process", between_runs="exit 4")
     assert len(more.missing) == 7
     result, shown = launch(more, store)
     assert result.complete and shown.startswith("training 7 runs")
+    rows = store.table(["process", "provenance"], {entry.id for entry in more.missing}).to_pylist()
+    assert len({row["process"] for row in rows}) == 7
+    assert {json.loads(row["provenance"])["between_runs"]["exit_code"] for row in rows} == {4}
     now = {path.name: path.stat().st_mtime_ns for path in Path(store.url, "records").iterdir()}
     assert len(now) == 16 and records.items() <= now.items()
 

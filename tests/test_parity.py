@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from protocols.contract import Dataset
+from protocols.contract import Dataset, View
 from protocols.run import Run
 from tests.runs import make_run
-from trainers.batches import plan_epoch
+from trainers.asynchrony import Schedule
+from trainers.batches import plan_epoch, steps_per_epoch
 from trainers.initial import initial_weights
 from trainers.tensorflow import engine as tensorflow_engine
 from trainers.tensorflow import operations
@@ -30,16 +31,19 @@ CONSTANT = {"schedule": "constant", "learning_rate": 0.1, "warmup_epochs": 0.0, 
 
 
 class State:
-    """What ten steps leave behind."""
+    """What a few steps leave behind."""
 
-    def __init__(self, run: Run, data: Dataset) -> None:
+    def __init__(self, run: Run, data: Dataset, steps: int = STEPS) -> None:
         module = importlib.import_module(f"trainers.{run.trainer}.train")
-        network, engine = module.build(run, data, "cpu", 1)
-        engine.load(initial_weights(run, network), None, None)
-        plan = plan_epoch(run, data, network, 0)
-        assert plan.steps >= STEPS
-        self.losses = engine.losses(engine.train(plan, 0, STEPS))
-        self.weights, self.momentum, self.logits = engine.weights(), engine.momentum(), engine.logits()
+        network, self.engine = module.build(run, data, "cpu", 1)
+        self.engine.load(initial_weights(run, network), None, None)
+        count = steps_per_epoch(run, data)
+        schedule = Schedule(run).epoch(0, count) if run.recipe.async_workers > 1 else None
+        plan = plan_epoch(run, data, network, 0, schedule)
+        assert plan.steps >= steps
+        self.losses = self.engine.losses(self.engine.train(plan, 0, steps))
+        self.weights, self.momentum = self.engine.weights(), self.engine.momentum()
+        self.logits = self.engine.logits()
 
 
 def differences(one: State, other: State) -> dict[str, float]:
@@ -53,10 +57,10 @@ def differences(one: State, other: State) -> dict[str, float]:
     }
 
 
-def both(data: Dataset, **fields: Any) -> tuple[State, State]:
+def both(data: Dataset, steps: int = STEPS, **fields: Any) -> tuple[State, State]:
     """The same run in both trainers."""
     run = make_run("torch", **fields)
-    return State(run, data), State(replace(run, trainer="tensorflow"), data)
+    return State(run, data, steps), State(replace(run, trainer="tensorflow"), data, steps)
 
 
 def agrees(difference: dict[str, float]) -> bool:
@@ -90,6 +94,30 @@ def test_augmentation_and_flips_agree(digits: Dataset) -> None:
     assert agrees(differences(tensorflow_state, torch_state))
     other, _ = both(digits, architecture="resnet6", dtype="float64", flip=False, crop=2, **WARMUP)
     assert not agrees(differences(other, torch_state)), "flips reach the network"
+
+
+def test_what_averages_and_what_is_stale_agrees(few_digits: Dataset) -> None:
+    recipe = {"ema_decay": 0.7, "label_smoothing": 0.2, "async_workers": 3, "batch_size": 16}
+    torch_state, tensorflow_state = both(few_digits, dtype="float64", **{**CONSTANT, **recipe})
+    assert agrees(differences(tensorflow_state, torch_state))
+    plain, _ = both(few_digits, dtype="float64", **{**CONSTANT, **recipe, "label_smoothing": 0.0})
+    assert not agrees(differences(plain, torch_state)), "smoothing reaches the loss"
+    one, other = torch_state.engine, tensorflow_state.engine
+    averages, weights = one.averages(), torch_state.weights
+    for tensors, others in (
+        (averages, other.averages()),
+        (one.reestimated(weights), other.reestimated(weights)),
+        (dict(one.activations(20)), dict(other.activations(20))),
+    ):
+        assert list(tensors) == list(others) != []
+        for name, tensor in tensors.items():
+            if tensor.ndim == 2:
+                # The order of features is each engine's own.
+                np.testing.assert_allclose(tensor @ tensor.T, others[name] @ others[name].T, rtol=1e-7, atol=1e-9)
+            else:
+                np.testing.assert_allclose(tensor, others[name], rtol=0, atol=1e-7, err_msg=name)
+    view = View(1, -2, True)
+    np.testing.assert_allclose(one.logits(view, averages), other.logits(view, averages), rtol=0, atol=1e-7)
 
 
 def keras_momentum(weight: Any, momentum: Any, gradient: Any, rate: Any, recipe: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import io
 import math
@@ -19,11 +20,15 @@ from rich.console import Console
 import orchestrator.report
 from orchestrator.analysis import Sweep, load
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.report import text, write_csv, write_html, write_latex, write_table
+from orchestrator.report import studies, text, write_csv, write_html, write_latex, write_studies, write_table
 from orchestrator.report.html import axis_limits
+from orchestrator.report.table import ON_PAGE
 from orchestrator.store import Store, open_store
 from protocols.errors import UserError
+from protocols.perturbation import Perturbation
+from protocols.protocol import Cell, DatasetSpec, Protocol
 from protocols.quickstart import quickstart
+from protocols.recipe import Recipe
 from tests import factory
 
 
@@ -191,7 +196,7 @@ def test_the_page_is_self_contained_and_well_formed(page: str) -> None:
 
 def test_every_figure_follows_the_page_colours(page: str) -> None:
     figures = re.findall(r"<svg xmlns.*?</svg>", page, flags=re.DOTALL)
-    assert len(figures) == 2 * 8
+    assert len(figures) == 2 * (8 + 5), "of the groups, and of their sources against all"
     for figure in figures:
         ElementTree.fromstring(figure)
         assert "var(--ink)" in figure
@@ -343,3 +348,86 @@ def test_axis_limits_show_every_value_and_tame_wild_intervals() -> None:
     assert low < -0.2 and high > 1.2
     assert axis_limits([Estimate(value=0.0)], 0.0)[0] < axis_limits([Estimate(value=0.0)], 0.0)[1]
     assert axis_limits([Estimate(value=math.nan)], 1.0)[1] == 1
+
+
+@pytest.fixture(scope="module")
+def rich_study(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Records that answer every question a report knows."""
+    store = open_store(tmp_path_factory.mktemp("rich") / "store", create=True)
+    rng = np.random.default_rng(0)
+    accelerated = dataclasses.replace(RECIPE, cycles=3)
+    for seed, recipe in ((0, RECIPE), (1, RECIPE), (0, accelerated)):
+        planned = factory.plan(
+            sources=("none", "init", "library", "all"), replicates=6, base_seed=seed, recipe=recipe, library="native"
+        )
+        for fake in planned:
+            features = rng.standard_normal((8, 4))
+            store.save_kept(fake.run.id, {"gram/stem": features @ features.T, "weights/w": rng.standard_normal(3)})
+            calm = {"name": "flip", "passes": 2, "accuracy": 0.9, "cross_entropy": 0.4}
+            calm["logits"] = factory.logits(fake.run, noise=1.0)
+            seconds = 2.0 + rng.random() if fake.run.library == "held" else 1.0
+            digests = {"tensor_digests": {"w": fake.run.id}}
+            factory.fill(
+                store, [fake], noise=2.0, variants=[calm], kept=["gram", "weights"], train_seconds=seconds, **digests
+            )
+    for step in (0, 10, 100):
+        label = f"onebit[step={step}]" if step else "onebit"
+        for fake in factory.plan(sources=(label,), replicates=3, perturb=Perturbation(step=step), recipe=RECIPE):
+            factory.fill(store, [fake], onebit_step=step, distance=3 - step / 50 + rng.random())
+    shown = ("accuracy_sd", "disagreement")
+    return load(store, Protocol(name="rich", summary="rich", replicates=6, ensemble=2, cells=(CELL,), measures=shown))
+
+
+RECIPE = Recipe(epochs=6, batch_size=64, warmup_epochs=1.0, crop=1, flip=False)
+CELL = Cell(source="init", architecture="dropnet", dataset=DatasetSpec(name="digits"), trainer="torch", recipe=RECIPE)
+
+
+def test_every_question_that_records_answer_has_a_section(rich_study: Sweep, tmp_path: Path) -> None:
+    assert [section.name for section in studies.sections(rich_study)] == list(studies.NAMES)
+    write_html(rich_study, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    outline = Outline()
+    outline.feed(page)
+    assert not outline.open and set(studies.NAMES) <= set(outline.ids) and len(outline.ids) == len(set(outline.ids))
+    output = printed(rich_study)
+    for section in studies.sections(rich_study):
+        assert section.title in page
+        assert (section.title in output) == (section.name not in ON_PAGE)
+        for table in section.tables:
+            assert len({len(row) for row in table.rows} | {len(table.heads)}) == 1, section.name
+            for row in table.rows:
+                assert row[0][0] in page
+                assert all(not value or f"<b>{value}</b>" in page for value, _ in row[1:])
+    for figure in re.findall(r"<svg xmlns.*?</svg>", page, flags=re.DOTALL):
+        ElementTree.fromstring(figure)
+    for title in ("Mean reduction of variability", "Alignment by layer", "L2 distance", "Accuracy SD against all"):
+        assert title in page, title
+
+
+@pytest.mark.parametrize("width", [100, 80])
+def test_the_further_sections_fit_a_terminal(rich_study: Sweep, width: int) -> None:
+    output = printed(rich_study, width)
+    assert max(map(len, output.splitlines())) <= width and "…" not in output
+    words = re.sub(r"\s+", "", output)
+    row = rich_study.mitigations().iloc[1]
+    assert text.number(row["reduction_high"], "reduction") in words and "pairedn=6" in words.replace(",", "")
+
+
+def test_the_numbers_of_every_section_are_in_a_file(rich_study: Sweep, small: Sweep, tmp_path: Path) -> None:
+    written = write_studies(rich_study, tmp_path)
+    assert [path.name for path in written] == [f"{name}.csv" for name in studies.NAMES]
+    read = pd.read_csv(tmp_path / "mitigations.csv", keep_default_na=False, na_values=[""])
+    expected = rich_study.mitigations()
+    assert list(read.columns) == list(expected.columns) and read["mitigation"].tolist()[0] == "none"
+    np.testing.assert_allclose(read["reduction"], expected["reduction"].astype(float), rtol=1e-9)
+    write_studies(small, tmp_path)
+    assert not (tmp_path / "mitigations.csv").exists(), "what is left of an earlier report would mislead"
+
+
+def test_a_verdict_is_written_as_a_sign(rich_study: Sweep) -> None:
+    section = next(section for section in studies.sections(rich_study) if section.name == "shares")
+    table = rich_study.shares()
+    first = table[table["measure"] == "disagreement"].iloc[0]
+    value, interval = section.tables[0].rows[0][2]
+    assert value == f"{text.number(first['ratio'], 'ratio')} {studies.SIGNS[first['verdict']]}"
+    assert interval == text.interval(studies.estimate(first, "ratio"), "ratio")

@@ -14,6 +14,7 @@ from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.sweep import PAIRWISE, TABLE
 from orchestrator.store import Store, open_store
 from protocols.errors import UserError
+from protocols.perturbation import Perturbation
 from protocols.recipe import Recipe
 from tests import factory
 
@@ -258,6 +259,27 @@ def test_kernels_that_vary_need_no_control_of_their_own(store: Store) -> None:
     sweep = load(store)
     assert "fingerprint" not in sweep.controls().iloc[0]["reason"]
     assert "fingerprint" not in row(sweep.table(), "library")["notes"]
+
+
+def test_hardware_that_varies_is_no_accident(store: Store) -> None:
+    factory.fill(store, factory.plan(sources=("none",), replicates=2))
+    for number, fake in enumerate(factory.plan(sources=("hardware",), replicates=4)):
+        factory.fill(store, [fake], fingerprint=f"machine {number}")
+    sweep = load(store)
+    assert "fingerprint" not in sweep.controls().iloc[0]["reason"]
+    assert "fingerprint" not in row(sweep.table(), "hardware")["notes"]
+
+
+def test_cells_are_sorted_by_their_sources_and_choices(store: Store) -> None:
+    for step in (100, 0, 20):
+        label = f"onebit[step={step}]" if step else "onebit"
+        factory.fill(store, factory.plan(sources=(label,), replicates=1, perturb=Perturbation(step=step)))
+    factory.fill(store, factory.plan(sources=("all", "package.module:source", "init", "none"), replicates=1))
+    factory.fill(store, factory.plan(sources=("async",), replicates=1, asynchrony="real"))
+    assert [cell.label for cell in load(store).cells] == [
+        *("none", "init", "onebit", "onebit[step=20]", "onebit[step=100]", "async (real)"),
+        *("package.module:source", "all (library: order)"),
+    ]
 
 
 def test_intervals_stay_within_the_possible(store: Store) -> None:

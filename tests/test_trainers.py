@@ -38,6 +38,7 @@ class TestTorchEngine(EngineContract):
         assert (one.provenance["memory_format"], held.provenance["memory_format"]) == ("contiguous", "channels_last")
 
     @pytest.mark.slow
+    @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
     @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
     def test_the_compiler_is_a_kernel_environment(self, few_digits: Dataset, tmp_path: Path) -> None:
         run = dataclasses.replace(self.kernel(compiled=True), recipe=self.run(epochs=2).recipe)

@@ -65,8 +65,8 @@ def plan_epoch(run: Run, data: Dataset, network: Network, epoch: int, commits: C
     """The plan of an epoch (counted from 0), in the order that ``commits`` gives where workers are asynchronous.
 
     Order, augmentation and dropout masks are drawn first; where the library source varies by ``order``, the samples
-    inside each batch are permuted last, masks and all: the same mathematics, another order of sums. All of it belongs to
-    batches, so that the order in which asynchronous workers apply them changes none of it.
+    inside each batch are permuted last, masks and all: the same mathematics, another order of sums. All of it belongs
+    to batches, so that the order in which asynchronous workers apply them changes none of it.
     """
     size, count = run.recipe.batch_size, len(data.train_labels)
     steps = steps_per_epoch(run, data)

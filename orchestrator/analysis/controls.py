@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from protocols.sources import label_sources
+
 HELD = "held"
 NOT_HELD = "not held"
 NOT_SHOWN = "not shown"
@@ -36,7 +38,7 @@ def judge(controls: pd.DataFrame, others: pd.DataFrame) -> Verdict:
 
     Args:
         controls: its control records, with columns ``final_digest, process, fingerprint``.
-        others: its other records, with columns ``fingerprint, library``.
+        others: its other records, with columns ``source, fingerprint, library``.
     """
     replicates, processes = len(controls), int(controls["process"].nunique())
     digests, fingerprints = int(controls["final_digest"].nunique()), int(controls["fingerprint"].nunique())
@@ -61,8 +63,9 @@ def judge(controls: pd.DataFrame, others: pd.DataFrame) -> Verdict:
         verdict = HELD
         reason = f"{replicates} control replicates in {processes} processes ended in the same bits"
         reason += f", under {fingerprints} fingerprints" if fingerprints > 1 else ""
-    # Kernels that vary have fingerprints of their own: that is what such a record asks for.
-    others = others[others["library"] != "kernel"]
+    # Kernels and hardware that vary have fingerprints of their own: that is what such a record asks for.
+    moved = others["source"].map(lambda source: "hardware" in label_sources(source)).astype(bool)
+    others = others[(others["library"] != "kernel") & ~moved]
     strange = int((~others["fingerprint"].isin(set(controls["fingerprint"]))).sum())
     if replicates and strange:
         reason += f"; {strange} of {len(others)} other records ran under a fingerprint without a control"

@@ -29,7 +29,7 @@ EQUALITY = (
 def cka(sweep: Sweep) -> pd.DataFrame:
     """One row a cell and layer; see :meth:`Sweep.cka`."""
     rows: list[dict[str, Any]] = []
-    for cell in sweep.cells:
+    for cell in (cell for cell in sweep.cells if not cell.is_control):
         layers: dict[str, list[Any]] = {}
         for id in _with(cell, GRAM):
             for name, gram in _tensors(sweep, id, GRAM).items():

@@ -28,7 +28,7 @@ BASE, EVALUATION, RECIPE, ENSEMBLE = "base", "evaluation", "recipe", "ensemble"
 SHOWN = ("accuracy_mean", *MEASURES)
 
 COLUMNS = (
-    *(*SETTING, "source", "label", "mitigation", "kind", "paired", "n", "n_base"),
+    *("group", *SETTING, "source", "label", "mitigation", "kind", "paired", "n", "n_base"),
     *(column for name in SHOWN for column in ends(name)),
     *(column for name in MEASURES for column in (*ends(f"{name}_reduction"), f"{name}_verdict")),
     *(*ends("reduction"), "training_cost", "inference_cost", "notes"),
@@ -251,7 +251,7 @@ def _base_row(sweep: Sweep, index: int) -> dict[str, Any]:
 
 def _shared(cell: Cell, measured: Measured) -> dict[str, Any]:
     first = cell.runs.iloc[0]
-    row: dict[str, Any] = {name: first[name] for name in (*SETTING, "source")} | {"label": cell.label}
+    row: dict[str, Any] = {name: first[name] for name in ("group", *SETTING, "source")} | {"label": cell.label}
     for name in SHOWN:
         row |= values(name, measured.estimates[name])
     return row

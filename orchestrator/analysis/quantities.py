@@ -53,7 +53,8 @@ QUANTITIES: dict[str, Quantity] = {
             name="disagreement",
             title="Disagreement",
             short="disagree",
-            summary="Share of test examples on which two replicates predict different classes, mean over pairs.",
+            summary="Share of test examples on which two replicates predict different classes, mean over pairs; "
+            "also called churn.",
             scale=100,
             bounds=(0.0, 1.0),
         ),

@@ -284,16 +284,16 @@ class Sweep:
         protocol's ``ensemble``, paired by block. The base recipe of a network and dataset is that of the protocol's
         first cell with these; without a protocol only evaluations are known.
 
-        Columns: ``trainer, architecture, dataset, base_seed, source, label, mitigation, kind, paired, n, n_base``; the
-        mean accuracy and the five measures with their intervals; for each measure ``_reduction`` in percent with its
-        interval and ``_verdict`` of after against before; ``reduction``, the mean of the five (Summers & Dinneen 2021);
-        ``training_cost`` and ``inference_cost``, times those of the base: training examples visited, and forward
-        passes for each test example; ``notes``.
+        Columns: the base's ``group, trainer, architecture, dataset, base_seed, source, label``; ``mitigation, kind,
+        paired, n, n_base``; the mean accuracy and the five measures with their intervals; for each measure
+        ``_reduction`` in percent with its interval and ``_verdict`` of after against before; ``reduction``, the mean of
+        the five (Summers & Dinneen 2021); ``training_cost`` and ``inference_cost``, times those of the base: training
+        examples visited, and forward passes for each test example; ``notes``.
         """
         return self._once(mitigations.mitigations)
 
     def cka(self) -> pd.DataFrame:
-        """How alike replicates represent the same test examples: one row a cell and layer where layers were kept.
+        """How alike replicates represent the same test examples: one row a cell and layer, where layers were kept.
 
         Columns: what the cell is; ``layer`` and its ``depth`` from the input; ``n`` replicates, ``examples``; ``cka``,
         the mean over pairs of the unbiased centred kernel alignment, with its interval; ``notes``.

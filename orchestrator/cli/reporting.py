@@ -45,7 +45,7 @@ def publish(study: Study, plan: Plan, store: Store, html: Path | None = None) ->
         html: where the page goes; None: ``report/report.html`` in the store.
     """
     from orchestrator.analysis import load
-    from orchestrator.report import write_csv, write_html, write_latex, write_table
+    from orchestrator.report import write_csv, write_html, write_latex, write_studies, write_table
 
     sweep = load(store, plan.protocol, plan.planned)
     click.echo(headline(study, plan) + "\n")
@@ -56,6 +56,8 @@ def publish(study: Study, plan: Plan, store: Store, html: Path | None = None) ->
     write_csv(sweep, folder / "table.csv")
     write_latex(sweep, folder / "table.tex")
     click.echo(f"\nThe table is also in {folder / 'table.csv'} and {folder / 'table.tex'}.")
+    if further := write_studies(sweep, folder):
+        click.echo(f"Every other number is in {', '.join(path.name for path in further)} beside it.")
     page = html or folder / "report.html"
     try:
         write_html(sweep, page, study.command)

@@ -91,11 +91,12 @@ def onebit(cell: Cell) -> str:
         return ""
     names = ["weights_changed", "weights_total", "predictions_changed", "first_differing_step"]
     weights, total, predictions, step = (f"{value:,.10g}" for value in changed[names].astype(float).median())
+    distance = f"{changed['distance'].astype(float).median():.3g}".replace("nan", "unknown")
     change = "one bit of one initial weight" if cell.source == "onebit" else "this change"
     return (
         f"{cell.label}: by the end of training, {change} had changed {weights} of {total} "
         f"weights; test examples classified otherwise: {predictions}; first step whose loss differs, counted from 0: "
-        f"{step.replace('nan', 'none')} (medians of {len(changed)} replicates)."
+        f"{step.replace('nan', 'none')}; L2 distance of the weights: {distance} (medians of {len(changed)} replicates)."
     )
 
 

@@ -90,24 +90,7 @@ def intervals(
             panel.axvline(estimates[reference].value, color=REFERENCE, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
         for row, estimate in enumerate(estimates):
             colour = REFERENCE if row == reference else MARK
-            known = math.isfinite(estimate.low + estimate.high)
-            if known:
-                ends = np.clip((estimate.low, estimate.high), *limits)
-                panel.plot(ends, (row, row), color=colour, linewidth=1.8, solid_capstyle="butt")
-                for end, value, arrow in zip(ends, (estimate.low, estimate.high), "<>", strict=True):
-                    if end != value:
-                        panel.plot(end, row, arrow, color=colour, markersize=4, markeredgewidth=0, clip_on=False)
-            face = colour if known else PAPER
-            panel.plot(
-                estimate.value,
-                row,
-                "o",
-                markersize=5.5,
-                color=face,
-                markeredgecolor=colour,
-                markeredgewidth=1.3,
-                clip_on=False,
-            )
+            draw(panel, row, estimate, colour, limits)
         name_rows(panel, [f"{label}  n={n}" for label, n in zip(labels, counts, strict=True)])
         panel.set_xlabel(f"{quantity.title}{', ' + quantity.unit if quantity.unit else ''}")
         spoken = [
@@ -207,6 +190,28 @@ def _extremes(histories: Sequence[pd.DataFrame]) -> tuple[float, float]:
     """The least and the greatest error that a logarithmic axis shows."""
     errors = pd.concat([_errors(history) for history in histories]).clip(lower=SMALLEST_ERROR)
     return float(errors.min()), float(errors.max())
+
+
+def draw(panel: Axes, row: int, estimate: Estimate, colour: str, limits: tuple[float, float]) -> None:
+    """An estimate in its row; a hollow mark where no interval can be given, an arrow where it leaves the axis."""
+    known = math.isfinite(estimate.low + estimate.high)
+    if known:
+        ends = np.clip((estimate.low, estimate.high), *limits)
+        panel.plot(ends, (row, row), color=colour, linewidth=1.8, solid_capstyle="butt")
+        for end, value, arrow in zip(ends, (estimate.low, estimate.high), "<>", strict=True):
+            if end != value:
+                panel.plot(end, row, arrow, color=colour, markersize=4, markeredgewidth=0, clip_on=False)
+    face = colour if known else PAPER
+    panel.plot(
+        estimate.value,
+        row,
+        "o",
+        markersize=5.5,
+        color=face,
+        markeredgecolor=colour,
+        markeredgewidth=1.3,
+        clip_on=False,
+    )
 
 
 def name_rows(panel: Axes, labels: Sequence[str]) -> None:

@@ -70,10 +70,11 @@ def estimate(row: pd.Series, name: str) -> Estimate:
 
 def groups(sweep: Sweep, name: str, *keys: str) -> Iterator[tuple[str, pd.DataFrame]]:
     """The rows of a section by group, or by ``keys``, with a caption."""
-    table = frame(sweep, name)
-    for key, rows in table.groupby(list(keys) or ["group"], sort=False):
-        values = [str(value) for value in key if str(value)]
-        yield sweep.group_title(values[0]) if not keys else " · ".join(values), rows
+    table, by = frame(sweep, name), keys or ("group",)
+    for _, rows in table.groupby(list(by), sort=False):
+        key = rows.iloc[0][list(by)]
+        values = [sweep.group_title(value) if name == "group" else value for name, value in zip(by, key, strict=True)]
+        yield " · ".join(str(value) for value in values if str(value)), rows
 
 
 def _shares(sweep: Sweep) -> Iterator[Table]:
@@ -91,8 +92,7 @@ def _shares(sweep: Sweep) -> Iterator[Table]:
 
 
 def _mitigations(sweep: Sweep) -> Iterator[Table]:
-    keys = ("trainer", "architecture", "dataset", "base_seed", "label")
-    for caption, rows in groups(sweep, "mitigations", *keys):
+    for caption, rows in groups(sweep, "mitigations", "group", "label"):
         lines = []
         marks, notes = text.footnotes([[note] if note else [] for note in rows["notes"]])
         for (_, row), mark in zip(rows.iterrows(), marks, strict=True):
@@ -105,10 +105,9 @@ def _mitigations(sweep: Sweep) -> Iterator[Table]:
                 change = "" if base or pd.isna(row[f"{name}_reduction"]) else _percent(-row[f"{name}_reduction"])
                 line.append((value, f"{change} {SIGNS[row[f'{name}_verdict']]}" if change else ""))
             line.append(("", "") if base else _entry(estimate(row, "reduction"), "reduction"))
-            costs = (f"{row[f'{part}_cost']:.3g}×" for part in ("training", "inference"))
-            lines.append([*line, *((cost, "") for cost in costs)])
+            lines.append([*line, (f"{row['training_cost']:.3g}×", f"{row['inference_cost']:.3g}×")])
         heads = ["Mitigation", *(_short(name, unit=True) for name in ("accuracy_mean", *MEASURES))]
-        heads += ["mean red., %", "train", "infer"]
+        heads += ["mean red., %", "cost"]
         yield Table(caption=caption, heads=heads, rows=lines, notes=dict(notes))
 
 
@@ -157,6 +156,8 @@ def _divergence(sweep: Sweep) -> Iterator[Table]:
         "barrier_loss": "Loss barrier",
     }
     for caption, rows in groups(sweep, "divergence"):
+        if rows["step"].nunique() < 2:
+            continue
         known = [name for name in changes if rows[name].notna().any()]
         lines = [
             [(row["label"], ""), (str(row["n"]), ""), (f"{row['step']:,}", "")]
@@ -267,12 +268,12 @@ _SECTIONS: dict[str, tuple[str, str, Callable[[Sweep], Iterator[Table]]]] = {
         "What reduces the noise, and what it costs",
         "The mean reduction is over the five measures, correlation as 1 − rho (Summers & Dinneen 2021). Paired rows "
         "evaluate the same trained networks otherwise, unpaired ones trained their own. ≈ same as the base, ≠ "
-        "different, ? cannot say. Costs, times the base's: training examples visited, and forward passes for each test "
-        "example.",
+        "different, ? cannot say. Costs, times the base's: training examples visited, and in small print forward "
+        "passes for each test example.",
         _mitigations,
     ),
     "variances": (
-        "How much of the spread is this test set's?",
+        "How much of the spread belongs to this test set?",
         "Had each example its own luck, independent of the others', the accuracy would vary as the second column says. "
         "What is measured beyond that is left for the distribution that the test set was drawn from (Jordan 2024); its "
         "estimate is 0 where there is nothing beyond.",

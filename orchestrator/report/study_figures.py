@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import matplotlib
-import numpy as np
 import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
@@ -14,15 +13,12 @@ from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.sweep import Sweep
 from orchestrator.report import text
-from orchestrator.report.figures import ROW, name_rows, wrapped
+from orchestrator.report.figures import ROW, draw, name_rows, wrapped
 from orchestrator.report.studies import estimate, groups
-from orchestrator.report.svg import GRID, INK, MARK, PAPER, REFERENCE, SOFT, axes, panels, settings, svg
+from orchestrator.report.svg import GRID, INK, MARK, REFERENCE, SOFT, axes, panels, settings, svg
 
 Figure = dict[str, str]
 """``title``, ``svg`` and ``caption``."""
-
-FARTHEST = 8.0
-"""A ratio or its inverse beyond which the axis ends."""
 
 
 def figures(sweep: Sweep, section: str) -> list[Figure]:
@@ -40,8 +36,10 @@ def ratios(name: str, labels: Sequence[str], estimates: Sequence[Estimate], marg
         margin: the band reaches from 1/margin to margin.
         measure: what the ratio is of.
     """
-    ends = [end for one in estimates for end in (one.value, one.low, one.high) if math.isfinite(end) and end > 0]
-    reach = min(max([margin * 1.15, *(max(end, 1 / end) for end in ends)]) * 1.08, FARTHEST)
+    values = [abs(math.log(one.value)) for one in estimates if one.value > 0 and math.isfinite(one.value)]
+    ends = [abs(math.log(end)) for one in estimates for end in (one.low, one.high) if end > 0 and math.isfinite(end)]
+    # An interval much longer than what it surrounds is cut off, or it would squeeze all the others.
+    reach = math.exp(1.1 * max(math.log(margin), *values, min(max(ends, default=0.0), 1.0 + max(values, default=0.0))))
     with matplotlib.rc_context(settings(name)):
         figure, panel = axes(0.6 + ROW * len(labels))
         name_rows(panel, labels)
@@ -50,16 +48,12 @@ def ratios(name: str, labels: Sequence[str], estimates: Sequence[Estimate], marg
         panel.axvspan(1 / margin, margin, color=MARK, alpha=0.12, linewidth=0, zorder=0)
         panel.axvline(1, color=REFERENCE, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
         for row, one in enumerate(estimates):
-            known = math.isfinite(one.low + one.high)
-            if known:
-                shown = np.clip((one.low, one.high), 1 / reach, reach)
-                panel.plot(shown, (row, row), color=MARK, linewidth=1.8, solid_capstyle="butt")
-            face = MARK if known else PAPER
-            panel.plot(one.value, row, "o", markersize=5.5, color=face, markeredgecolor=MARK, markeredgewidth=1.3)
+            if one.value > 0:  # a logarithmic axis has no 0
+                draw(panel, row, one, MARK, (1 / reach, reach))
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if reach > 3 else (0.5, 0.7, 1, 1.5, 2, 3)))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         panel.xaxis.set_minor_locator(NullLocator())
-        panel.set_xlabel(f"{measure}: ratio (logarithmic)")
+        panel.set_xlabel("ratio (logarithmic)")
         spoken = [
             f"{label} {text.number(one.value, 'ratio')} ({text.interval(one, 'ratio') or 'no interval'})"
             for label, one in zip(labels, estimates, strict=True)
@@ -76,18 +70,16 @@ def reductions(name: str, labels: Sequence[str], estimates: Sequence[Estimate]) 
         estimates: of each.
     """
     low = min([0.0, *(end for one in estimates for end in (one.value, one.low) if math.isfinite(end))])
+    limits = max(1.1 * low, -100.0), 100.0
+    lines = max(wrapped(label).count("\n") for label in labels) + 1
     with matplotlib.rc_context(settings(name)):
-        figure, panel = axes(0.6 + ROW * 1.3 * len(labels))
-        panel.set_xlim(max(low * 1.1, -100), 100)
+        figure, panel = axes(0.6 + (ROW + 0.14 * (lines - 1)) * len(labels))
+        panel.set_xlim(*limits)
         panel.axvline(0, color=REFERENCE, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
         for row, one in enumerate(estimates):
-            if math.isfinite(one.low + one.high):
-                ends = np.clip((one.low, one.high), -100, 100)
-                panel.plot(ends, (row, row), color=MARK, linewidth=1.8, solid_capstyle="butt")
-            face = MARK if math.isfinite(one.low + one.high) else PAPER
-            panel.plot(one.value, row, "o", markersize=5.5, color=face, markeredgecolor=MARK, markeredgewidth=1.3)
+            draw(panel, row, one, MARK, limits)
         name_rows(panel, labels)
-        panel.set_xlabel("mean reduction of the five measures, %")
+        panel.set_xlabel("mean reduction, %")
         spoken = [
             f"{label} {text.number(one.value, 'reduction')} ({text.interval(one, 'reduction') or 'no interval'})"
             for label, one in zip(labels, estimates, strict=True)
@@ -172,8 +164,7 @@ def _shares(sweep: Sweep) -> list[Figure]:
 
 def _mitigations(sweep: Sweep) -> list[Figure]:
     found = []
-    keys = ("trainer", "architecture", "dataset", "base_seed", "label")
-    for number, (caption, table) in enumerate(groups(sweep, "mitigations", *keys)):
+    for number, (caption, table) in enumerate(groups(sweep, "mitigations", "group", "label")):
         own = table[table["kind"] != "base"]
         labels = [f"{row['mitigation']}  n={row['n']}" for _, row in own.iterrows()]
         drawn = reductions(f"mitigations-{number}", labels, [estimate(row, "reduction") for _, row in own.iterrows()])

@@ -63,7 +63,7 @@ def _print_group(sweep: Sweep, group: str, console: Console, width: int) -> None
     invalid = sweep.verdicts[group].verdict == NOT_HELD
     title = _title(sweep.group_title(group) + (" (INVALID: what it holds was not held)" if invalid else ""))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left")
-    table.add_column("source", min_width=11)
+    table.add_column("source", min_width=11, overflow="fold")
     table.add_column("n", justify="right", no_wrap=True)
     names = text.columns(sweep)
     for name in names:

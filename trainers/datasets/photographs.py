@@ -40,6 +40,16 @@ class PackedPhotographs:
         turbo = features.version("libjpeg_turbo")
         return f"Pillow {__version__}, " + (f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}")
 
+    @property
+    def content(self) -> str:
+        """The pack's manifest."""
+        return self.pack.manifest
+
+    @property
+    def left_out(self) -> int:
+        """How many images cannot be decoded."""
+        return len(self.pack.skipped)
+
     def train(self, examples: NDArray[np.int64], boxes: NDArray[np.int64], threads: int) -> NDArray[np.uint8]:
         """Parts of training images, cut out and then resized (bilinear, with antialiasing), as in the contract."""
 

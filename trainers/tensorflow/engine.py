@@ -127,7 +127,7 @@ class TensorFlowEngine:
         return self.losses(tf.stack(losses)), commits
 
     def losses(self, handle: Any) -> NDArray[np.float64]:
-        return handle.numpy().astype(np.float64)
+        return np.asarray(handle.numpy(), np.float64)
 
     def logits(self, view: View = PLAIN, weights: Mapping[str, NDArray[Any]] | None = None) -> NDArray[np.floating]:
         values = self._values(weights)

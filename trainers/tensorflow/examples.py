@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from protocols import streams
 from protocols.contract import Dataset, View
 from protocols.recipe import Recipe
-from trainers import decoding
+from trainers.ahead import ahead
 from trainers.batches import EpochPlan, padded_pixels, pixel_grids
 
 Columns = tuple[Any, ...]
@@ -183,7 +183,7 @@ class _Photographs(_Pixels):
             return plan.examples[rows], pixels.result()
 
         wanted = [plan.rows(batch) for batch in order]
-        return (functools.partial(fetch, rows, pixels) for rows, pixels in decoding.ahead(decode, wanted))
+        return (functools.partial(fetch, rows, pixels) for rows, pixels in ahead(decode, wanted))
 
     def batch(self, *columns: Any) -> tuple[Any, Any]:
         examples, pixels = columns
@@ -196,16 +196,21 @@ class _Photographs(_Pixels):
             part = boxes[start : start + size]
             return self._photographs.train(np.arange(start, start + len(part)), part, self._threads)
 
-        return (pixels.result() for _, pixels in decoding.ahead(decode, range(0, len(boxes), size)))
+        return (pixels.result() for _, pixels in ahead(decode, range(0, len(boxes), size)))
 
     def test(self, view: View, size: int) -> Iterator[Any]:
         def decode(start: int) -> NDArray[np.uint8]:
             return self._photographs.test(start, min(start + size, self._test_examples), view, self._threads)
 
-        return (pixels.result() for _, pixels in decoding.ahead(decode, range(0, self._test_examples, size)))
+        return (pixels.result() for _, pixels in ahead(decode, range(0, self._test_examples, size)))
 
     def provenance(self) -> dict[str, Any]:
-        return decoding.provenance()
+        photographs = self._photographs
+        return {
+            "decoder": photographs.decoder,
+            "photographs": photographs.content,
+            "photographs_left_out": photographs.left_out,
+        }
 
 
 def _slices(columns: Columns, plan: EpochPlan, order: Sequence[int]) -> Iterator[Fetch]:

@@ -18,16 +18,11 @@ class Kernel:
     """Whether gradients are compiled by XLA."""
 
 
-_LIBRARIES = (
-    {"onednn": "default"},
-    {"onednn": "avx2"},
-    {"onednn": "off"},
-    {"xla": True},
-)
+_LIBRARIES = (("default", False), ("avx2", False), ("off", False), ("default", True))
 KERNELS: tuple[Kernel, ...] = tuple(
     kernel
-    for threads, library in itertools.product((None, 2, 3, 4), _LIBRARIES)
-    if (kernel := Kernel(threads=threads, **library)) != Kernel()
+    for threads, (onednn, xla) in itertools.product((None, 2, 3, 4), _LIBRARIES)
+    if (kernel := Kernel(threads=threads, onednn=onednn, xla=xla)) != Kernel()
 )
 """The kernel environments of ``library=kernel``; replicate r takes entry r."""
 

@@ -87,6 +87,8 @@ def hold(profile: str, threads: int, device: str) -> None:
         # TensorFlow places on the process's only GPU by itself.
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
+    # They regroup sums and products in one graph and not in another: bits would depend on what a step is traced into.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False, "constant_folding": False})
     # TF32 would round a change of one bit away.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     if not profile.startswith("native"):

@@ -229,9 +229,10 @@ class TorchEngine:
         """Images and convolutions in the memory format of the kernel environment."""
         if tensor.ndim != 4:
             return tensor
-        return tensor.contiguous(
-            memory_format=torch.channels_last if self._kernel.channels_last else torch.contiguous_format
-        )
+        if self._kernel.channels_last:
+            return tensor.contiguous(memory_format=torch.channels_last)
+        # A copy, since with one channel both formats are one to ``contiguous``, but not to convolutions.
+        return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:

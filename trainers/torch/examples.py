@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,15 +16,11 @@ from torch import Tensor
 from protocols import streams
 from protocols.contract import Dataset, View
 from protocols.recipe import Recipe
+from trainers.ahead import ahead
 from trainers.batches import EpochPlan, padded_pixels, pixel_grids
 
 Fetch = Callable[[], tuple[Tensor, Tensor]]
 """Gives one batch: what enters the network, and the labels."""
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
-
-AHEAD = 3
-"""Batches of photographs that are decoded before they are needed, so that the device never waits for one."""
 
 
 class Examples(Protocol):
@@ -157,7 +152,12 @@ class _Photographs:
             yield self._moved(pixels)
 
     def provenance(self) -> dict[str, Any]:
-        return {"decoder": self._photographs.decoder}
+        photographs = self._photographs
+        return {
+            "decoder": photographs.decoder,
+            "photographs": photographs.content,
+            "photographs_left_out": photographs.left_out,
+        }
 
     def _staged(self, pixels: NDArray[np.uint8]) -> Tensor:
         tensor = torch.from_numpy(pixels)
@@ -203,19 +203,3 @@ def _seen(images: Tensor, view: View) -> Tensor:
         # A negative number of zeros takes pixels away: what a crop gains on one side it loses on the other.
         images = F.pad(images, (0, 0, -column, column, -row, row))
     return images.flip(2) if mirrored else images
-
-
-def ahead(
-    function: Callable[[Argument], Result], arguments: Iterable[Argument]
-) -> Iterator[tuple[Argument, Future[Result]]]:
-    """Each argument with the function's result to come, computed by one other thread a few results ahead."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="ahead")
-    window: deque[tuple[Argument, Future[Result]]] = deque()
-    try:
-        for argument in arguments:
-            window.append((argument, pool.submit(function, argument)))
-            if len(window) > AHEAD:
-                yield window.popleft()
-        yield from window
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -34,14 +34,9 @@ KERNELS: tuple[Kernel, ...] = (
 """The kernel environments of ``library=kernel``; replicate r takes entry r."""
 
 
-def kind_of(profile: str) -> str:
-    """``held``, ``native`` or ``kernel-N``: PyTorch's switches are the same however many workers race."""
-    return profile.partition("+")[0]
-
-
 def kernel_of(profile: str) -> Kernel:
     """The kernel environment of a profile; every profile but ``kernel-N`` has the default one."""
-    kind = kind_of(profile)
+    kind, _, _ = profile.partition("+")
     return KERNELS[int(kind.removeprefix("kernel-"))] if kind.startswith("kernel-") else Kernel()
 
 

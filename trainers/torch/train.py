@@ -20,7 +20,7 @@ from trainers.network import trace
 from trainers.resolve import architecture
 from trainers.torch.engine import TorchEngine
 from trainers.torch.examples import Examples, place
-from trainers.torch.profiles import KERNELS, kernel_of, kind_of
+from trainers.torch.profiles import KERNELS, kernel_of
 from trainers.torch.provenance import compiler
 
 

@@ -1,17 +1,17 @@
-"""Photographs, decoded ahead of the device that trains on them."""
+"""Work done ahead: what takes long to fetch is computed in the background, a few results before they are needed."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 AHEAD = 3
-"""Batches that are decoded before they are needed, so that the device never waits for one."""
+"""Batches of photographs that are decoded before they are needed, so that the device never waits for one."""
 
 
 def ahead(
@@ -28,14 +28,3 @@ def ahead(
         yield from window
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def provenance() -> dict[str, Any]:
-    """What decoded pixels depend on."""
-    import PIL
-    from PIL import features
-
-    return {
-        "pillow": PIL.__version__,
-        "libjpeg": features.version("libjpeg_turbo") or features.version("jpg"),
-    }
