@@ -14,6 +14,15 @@ def has_gpu() -> bool:
     return Path("/dev/nvidia0").exists() or any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
+def cores(share: float) -> int:
+    """CPU cores that go with so many of this machine's GPUs, at least 1."""
+    try:
+        present = len(gpus())
+    except OSError:
+        present = 0
+    return max(1, int((os.cpu_count() or 1) * share / present)) if present else 1
+
+
 def gpus() -> list[str]:
     """Each GPU as ``name, memory, driver``; empty where there is none.
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator import catalog, provenance, records
+from orchestrator import catalog, devices, provenance, records
 from orchestrator.barrier import barrier
 from orchestrator.store import Reference, Spool, Store, open_store
 from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted, Outcome
@@ -54,6 +54,8 @@ class Settings:
     spool: str = field(default_factory=tempfile.gettempdir)
     """Folder of this machine for the epoch rows of running runs."""
     threads: int = 1
+    decode_threads: int | None = None
+    """Threads that decode photographs; None: the run's share of the machine's cores on a GPU, 1 on a CPU core."""
     gpus: float = 0.0
     checkpoint_every: float = 60.0
     """Seconds between two checkpoints of a run; 0: one at the end of each epoch."""
@@ -100,6 +102,7 @@ class RunContext:
     ) -> None:
         self.device = settings.device
         self.threads = settings.threads
+        self.decode_threads = settings.decode_threads or devices.cores(settings.gpus)
         self.should_stop = stop
         self._run = run
         self._id = run.id

@@ -269,6 +269,9 @@ class Context(Protocol):
     device: str
     """``cpu``, or ``cuda:0``: the device this process was given."""
     threads: int
+    """Of the mathematics; another number may give other bits."""
+    decode_threads: int
+    """How many decode photographs side by side; changes no bit."""
 
     def report(self, epoch: Epoch) -> None:
         """Publish the row of a finished epoch."""

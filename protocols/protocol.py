@@ -13,6 +13,9 @@ from protocols.recipe import Recipe
 from protocols.sources import ASYNCHRONIES, LIBRARY_KINDS, parse_sources
 
 MEASURES = ("accuracy_sd", "cross_entropy_sd", "disagreement", "correlation", "ensemble_gain")
+"""The five of Summers & Dinneen (ICML 2021)."""
+DECLARED = (*MEASURES, "perplexity_sd")
+"""What a protocol can declare; the perplexity is of language models."""
 
 KEEP = {
     "weights": "the final weights, as a safetensors file beside the record",
@@ -134,8 +137,8 @@ class Protocol:
         if self.library not in LIBRARY_KINDS:
             raise unknown("library kind", self.library, LIBRARY_KINDS)
         for measure in self.measures:
-            if measure not in MEASURES:
-                raise unknown("measure", measure, MEASURES)
+            if measure not in DECLARED:
+                raise unknown("measure", measure, DECLARED)
         if self.asynchrony not in ASYNCHRONIES:
             raise unknown("kind of asynchrony", self.asynchrony, ASYNCHRONIES)
         if self.isolation not in ISOLATIONS:

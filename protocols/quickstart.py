@@ -12,7 +12,7 @@ def quickstart() -> Protocol:
     """Every source in both trainers, four replicates each."""
     return Protocol(
         name="quickstart",
-        summary="every source of nondeterminism of ordinary training, in both trainers, on 8x8 digits; minutes on two cores",
+        summary="every source of nondeterminism of synchronous training, in both trainers, on 8x8 digits: minutes",
         cells=grid(
             sources=("none", "init", "shuffle", "augment", "dropout", "library", "onebit", "all"),
             architectures=("dropnet",),

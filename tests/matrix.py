@@ -188,8 +188,8 @@ def _page(found: dict[Combination, str], seconds: float) -> str:
         f"data on that machine, {counts['FAILED']:,} failed.",
         "",
         f"A number says how many of {len(SOURCES)} sources ({', '.join(SOURCES)}) took their steps; `-`: the network "
-        "does not fit the data; `?`: no data there. `photographs` are real photographs in ImageFolder layout, `book` is "
-        "a file of text, `cifar10_layout` has CIFAR-10's layout and other pixels.",
+        "does not fit the data; `?`: no data there. `photographs` are real photographs in ImageFolder layout, `book` "
+        "is a file of text, `cifar10_layout` has CIFAR-10's layout and other pixels.",
         "",
         "| architecture | trainer | " + " | ".join(names.values()) + " |",
         "|---|---|" + "---|" * len(names),

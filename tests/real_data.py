@@ -35,8 +35,8 @@ def _photographs() -> Any:
 
 
 def _book() -> Any:
-    """The project's own documents, which are text."""
-    return from_text(name="book", path=ROOT / "docs" / "holding.md", level="char")
+    """A licence, which is text."""
+    return from_text(name="book", path=ROOT / "LICENSE", level="char")
 
 
 def _cifar10_layout() -> Any:

@@ -53,6 +53,7 @@ class MemoryContext:
 
     device = "cpu"
     threads = 1
+    decode_threads = 1
 
     def __init__(
         self, *, checkpoint: Checkpoint | None = None, every_epoch: bool = False, stop_after: int | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocols.errors import UserError
 from orchestrator.plan import expand
+from protocols.errors import UserError
 from tests.matrix import (
     DATASETS,
     SMALLEST,

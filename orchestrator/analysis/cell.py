@@ -120,6 +120,7 @@ def measure(
     accuracies = _known(accuracies, "accuracy", notes)
     cross_entropies = _known(cross_entropies, "cross-entropy", notes)
     estimates["accuracy_mean"] = intervals.mean(accuracies, bounds=(0.0, 1.0))
+    estimates["perplexity_sd"] = intervals.spread(np.exp(cross_entropies))
     for name, values in (("accuracy_sd", accuracies), ("cross_entropy_sd", cross_entropies)):
         estimates[name] = intervals.spread(values)
         scale = QUANTITIES[name].scale

@@ -75,12 +75,14 @@ def mitigations(sweep: Sweep) -> pd.DataFrame:
 def _studies(sweep: Sweep) -> dict[str, list[str]]:
     """For each group whose recipe is the base, the groups of other recipes that are held against it.
 
-    The base recipe of a trainer, architecture and dataset is that of the protocol's first cell with these.
+    The base recipe of a trainer, architecture and dataset is that of the protocol's first cell with these. Of several
+    groups that are trained by it the base is the one with the most evaluations, whose effects are paired.
     """
     studies: dict[str, list[str]] = {}
     for _, groups in sweep.groups.groupby(list(SETTING), sort=False):
         names = [str(group) for group in groups["group"]]
-        base = next((name for name in names if _is_base(sweep, name)), None)
+        bases = [name for name in names if _is_base(sweep, name)]
+        base = max(bases, key=lambda name: _evaluated(_recipe(sweep, name)), default=None)
         studies |= {name: [] for name in names} if base is None else {base: [name for name in names if name != base]}
     return studies
 
@@ -92,8 +94,14 @@ def _is_base(sweep: Sweep, group: str) -> bool:
             own = _recipe(sweep, group)
             declared = json.loads(json.dumps(asdict(cell.recipe)))
             # What the protocol leaves to the dataset's standard recipe is filled in by the plan.
-            return all(value is None or own.get(name) == value for name, value in declared.items())
+            shared = {name: value for name, value in declared.items() if name not in EVALUATIONS and value is not None}
+            return all(own.get(name) == value for name, value in shared.items())
     return False
+
+
+def _evaluated(recipe: dict[str, Any]) -> int:
+    """How many further evaluations a recipe asks for."""
+    return len(recipe["views"]) + bool(recipe["ema_decay"]) + bool(recipe["swa_epochs"])
 
 
 def _recipe(sweep: Sweep, group: str) -> dict[str, Any]:

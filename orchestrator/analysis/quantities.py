@@ -50,6 +50,12 @@ QUANTITIES: dict[str, Quantity] = {
             summary="Standard deviation of the test cross-entropy over replicates, in nats.",
         ),
         Quantity(
+            name="perplexity_sd",
+            title="Perplexity SD",
+            short="perpl. SD",
+            summary="Standard deviation over replicates of the test perplexity, the exponential of the cross-entropy.",
+        ),
+        Quantity(
             name="disagreement",
             title="Disagreement",
             short="disagree",

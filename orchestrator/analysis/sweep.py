@@ -28,7 +28,7 @@ from protocols.sources import ALL, CONTROL, source_title
 GROUP = ("group", "trainer", "architecture", "dataset", "base_seed", "recipe")
 
 TABLE = (
-    *("trainer", "architecture", "dataset", "source", "library", "n", "missing", "diverged"),
+    *("trainer", "architecture", "dataset", "source", "library", "asynchrony", "n", "missing", "diverged"),
     *(f"{name}{end}" for name in QUANTITIES for end in ("", "_low", "_high")),
     *(f"paper_{name}{end}" for name in ("accuracy_sd", "cross_entropy_sd") for end in ("", "_se")),
     *("group", "base_seed", "recipe", "control", "valid", "notes"),

@@ -54,6 +54,11 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Time between two checkpoints of a run; 0: every epoch.",
         ),
         click.option(
+            "--decode-threads",
+            type=click.IntRange(min=1),
+            help="Threads that decode photographs for each run; default: its share of the machine's cores.",
+        ),
+        click.option(
             "--max-concurrent",
             type=click.IntRange(min=1),
             help="Runs side by side; default: what the cluster has room for.",

@@ -80,6 +80,7 @@ def sweep(
     max_concurrent: int | None = None,
     gpus_per_run: float = 0.0,
     checkpoint_every: float = 60.0,
+    decode_threads: int | None = None,
     retries: int = 1,
     patience: float = 3600.0,
     address: str | None = None,
@@ -94,6 +95,7 @@ def sweep(
         max_concurrent: runs side by side; None: as many as the cluster has CPU cores, or shares of its GPUs.
         gpus_per_run: GPUs of a run; 0: it has one CPU core.
         checkpoint_every: seconds between two checkpoints of a run; 0: one at the end of each epoch.
+        decode_threads: threads that decode photographs for each run; None: its share of the machine's cores.
         retries: how often a run that failed is tried again.
         patience: seconds without a finished epoch after which a run counts as hung, and as failed.
         address: of a Ray cluster; None: RAY_ADDRESS, else one is started on this machine for the sweep.
@@ -120,6 +122,7 @@ def sweep(
                 data_root=None if data_root is None else str(Path(data_root).absolute()),
                 gpus=gpus_per_run,
                 checkpoint_every=checkpoint_every,
+                decode_threads=decode_threads,
                 isolation=plan.protocol.isolation,
                 between_runs=plan.protocol.between_runs,
             )

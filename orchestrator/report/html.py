@@ -188,6 +188,7 @@ CAPTIONS = {
     "accuracy_sd": "How far the accuracy moves when this source alone varies. Where intervals overlap widely, "
     "n is too small to rank the sources.",
     "cross_entropy_sd": "The same for the test loss, which also feels how sure a network is.",
+    "perplexity_sd": "The same for the perplexity, by which language models are judged.",
     "disagreement": "Test examples on which two replicates differ. Networks of equal accuracy can still err "
     "on different examples.",
     "correlation": "1: two replicates rank all their logits alike. The further left, the further apart they are.",

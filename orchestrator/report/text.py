@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.analysis.intervals import Estimate
-from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.sweep import Cell, Sweep
+from protocols.protocol import MEASURES
 
 DECIMALS = {
     "accuracy_mean": 2,
     "accuracy_sd": 2,
     "cross_entropy_sd": 4,
+    "perplexity_sd": 3,
     "disagreement": 2,
     "correlation": 3,
     "pearson": 3,
@@ -40,7 +41,7 @@ METHOD = (
 
 def columns(sweep: Sweep) -> list[str]:
     """The measures that a table shows: the accuracy, and those that the protocol declares (else the papers' five)."""
-    declared = [name for name in QUANTITIES if name not in ("accuracy_mean", "pearson")]
+    declared = list(MEASURES)
     if sweep.protocol is not None:
         declared = list(sweep.protocol.measures)
     return ["accuracy_mean", *declared]

@@ -29,7 +29,7 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
         Interrupted: the context asked to stop; a checkpoint was saved.
     """
     started = time.perf_counter()
-    network, engine = build(run, data, context.device, context.threads)
+    network, engine = build(run, data, context.device, context.threads, context.decode_threads)
     return loop.fit(run, data, network, context, engine, started)
 
 
@@ -37,11 +37,13 @@ def evaluate(
     run: Run, data: Dataset, context: Context, weights: Mapping[str, NDArray[Any]], reestimate: bool
 ) -> NDArray[np.floating]:
     """Logits of the test set under these weights: see :class:`protocols.contract.Evaluate`."""
-    _, engine = build(run, data, context.device, context.threads)
+    _, engine = build(run, data, context.device, context.threads, context.decode_threads)
     return engine.logits(weights=engine.reestimated(weights) if reestimate else weights)
 
 
-def build(run: Run, data: Dataset, device: str, threads: int) -> tuple[Network, TensorFlowEngine]:
+def build(
+    run: Run, data: Dataset, device: str, threads: int, decode_threads: int = 1
+) -> tuple[Network, TensorFlowEngine]:
     """The run's network, held to its profile; its state is what the engine's ``load`` will be given.
 
     Raises:
@@ -62,7 +64,7 @@ def build(run: Run, data: Dataset, device: str, threads: int) -> tuple[Network, 
         ema_decay=recipe.ema_decay,
     )
     network = trace(architecture(run.architecture), data.image_shape, data.classes, recipe)
-    return network, _engine(run.architecture, data, static, threads, kernel_of(run.profile))
+    return network, _engine(run.architecture, data, static, decode_threads, kernel_of(run.profile))
 
 
 @functools.cache

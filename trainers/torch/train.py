@@ -32,7 +32,7 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
         UserError: this machine cannot run the run's kernel environment.
     """
     started = time.perf_counter()
-    network, engine = build(run, data, context.device, context.threads)
+    network, engine = build(run, data, context.device, context.threads, context.decode_threads)
     return loop.fit(run, data, network, context, engine, started)
 
 
@@ -40,18 +40,18 @@ def evaluate(
     run: Run, data: Dataset, context: Context, weights: Mapping[str, NDArray[Any]], reestimate: bool
 ) -> NDArray[np.floating]:
     """Logits of the test set under these weights: see :class:`protocols.contract.Evaluate`."""
-    _, engine = build(run, data, context.device, context.threads)
+    _, engine = build(run, data, context.device, context.threads, context.decode_threads)
     return engine.logits(weights=engine.reestimated(weights) if reestimate else weights)
 
 
-def build(run: Run, data: Dataset, device: str, threads: int) -> tuple[Network, TorchEngine]:
+def build(run: Run, data: Dataset, device: str, threads: int, decode_threads: int = 1) -> tuple[Network, TorchEngine]:
     """The run's network, held to its profile, on a device; its state is what the engine's ``load`` will be given."""
     hold(run.profile, threads)
     function = architecture(run.architecture)
     network = trace(function, data.image_shape, data.classes, run.recipe)
     placement = Recipe(crop=run.recipe.crop, flip=run.recipe.flip, dtype=run.recipe.dtype)
     where = torch.device(device)
-    examples = _examples(data, placement, where, threads)
+    examples = _examples(data, placement, where, decode_threads)
     kernel = kernel_of(run.profile)
     return network, TorchEngine(function, network, run.recipe, examples, data.classes, where, kernel)
 
