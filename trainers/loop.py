@@ -324,7 +324,8 @@ def _grams(data: Dataset, engine: Engine) -> dict[str, NDArray[np.floating]]:
     grams = {}
     for name, values in engine.activations(min(PROBES, data.test_examples)):
         features = values.astype(np.float64)
-        grams[name] = (features @ features.T).astype(np.float32)
+        with np.errstate(over="ignore"):  # of a network about to diverge
+            grams[name] = (features @ features.T).astype(np.float32)
     return grams
 
 
