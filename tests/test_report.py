@@ -368,7 +368,7 @@ def rich_study(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
             seconds = 2.0 + rng.random() if fake.run.library == "held" else 1.0
             digests = {"tensor_digests": {"w": fake.run.id}}
             factory.fill(
-                store, [fake], noise=2.0, variants=[calm], kept=["gram", "weights"], train_seconds=seconds, **digests
+                store, [fake], noise=2.0, variants=[calm], kept=["layers", "weights"], train_seconds=seconds, **digests
             )
     for step in (0, 10, 100):
         label = f"onebit[step={step}]" if step else "onebit"

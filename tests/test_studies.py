@@ -173,7 +173,7 @@ def test_layers_are_aligned_from_input_to_output(store: Store) -> None:
         features = {layer: rng.standard_normal((12, 5)) for layer in ("stem", "block", "head")}
         grams[fake.run.id] = {f"gram/{layer}": (one @ one.T).astype(np.float32) for layer, one in features.items()}
         store.save_kept(fake.run.id, grams[fake.run.id] | {"weights/w": np.ones(2, np.float32)})
-        factory.fill(store, [fake], kept=["gram", "weights"])
+        factory.fill(store, [fake], kept=["layers", "weights"])
     table = load(store).cka()
     init = table[table["source"] == "init"]
     assert init["layer"].tolist() == ["stem", "block", "head"] and init["depth"].tolist() == [0, 1, 2]

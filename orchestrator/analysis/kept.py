@@ -16,8 +16,10 @@ from orchestrator.records import first_difference
 if TYPE_CHECKING:
     from orchestrator.analysis.sweep import Cell, Sweep
 
-GRAM, WEIGHTS = "gram", "weights"
-"""What of a run is kept: the start of its tensors' names."""
+LAYERS, WEIGHTS = "layers", "weights"
+"""What of a run is kept, as its record says."""
+PREFIXES = {LAYERS: "gram/", WEIGHTS: "weights/"}
+"""What the names of its tensors start with."""
 
 CKA = (*CELL, "layer", "depth", "n", "examples", *ends("cka"), "notes")
 EQUALITY = (
@@ -31,8 +33,8 @@ def cka(sweep: Sweep) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for cell in (cell for cell in sweep.cells if not cell.is_control):
         layers: dict[str, list[Any]] = {}
-        for id in _with(cell, GRAM):
-            for name, gram in _tensors(sweep, id, GRAM).items():
+        for id in _with(cell, LAYERS):
+            for name, gram in _tensors(sweep, id, LAYERS).items():
                 layers.setdefault(name, []).append(gram)
         for depth, (layer, grams) in enumerate(layers.items()):
             if len({gram.shape for gram in grams}) > 1 or len(grams) < 2 or len(grams[0]) < similarity.FEWEST:
@@ -102,5 +104,5 @@ def _with(cell: Cell, kind: str) -> list[str]:
 
 def _tensors(sweep: Sweep, id: str, kind: str) -> dict[str, Any]:
     """A run's kept tensors of one kind, layers from input to output; none where the file is lost."""
-    kept = sweep.store.kept(id) or {}
-    return {name.removeprefix(f"{kind}/"): one for name, one in kept.items() if name.startswith(f"{kind}/")}
+    kept, prefix = sweep.store.kept(id) or {}, PREFIXES[kind]
+    return {name.removeprefix(prefix): one for name, one in kept.items() if name.startswith(prefix)}
