@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
+from orchestrator import catalog
 from orchestrator.plan import expand
+from protocols.digest import digest
 from protocols.errors import UserError
+from protocols.run import Run
 from tests.matrix import (
     DATASETS,
     SMALLEST,
@@ -14,10 +20,13 @@ from tests.matrix import (
     Combination,
     architectures,
     attempt,
+    data,
     everything,
     protocol,
     sample,
 )
+from tests.runs import MemoryContext
+from trainers.asynchrony import simulate
 
 NETWORK = {True: "qrnn", False: "resnet6"}
 """One network for text and one for images."""
@@ -36,16 +45,33 @@ def check(combination: Combination) -> None:
     assert result == "ok" or result.startswith("senseless: ")
 
 
+def bits(run: Run, log: np.ndarray | None = None) -> tuple[str, bytes]:
+    """Final weights and losses of one training."""
+    context = MemoryContext()
+    context.log = log
+    outcome = catalog.train(run.trainer)(run, data(run.dataset), context)
+    return digest(outcome.weights), outcome.losses.tobytes()
+
+
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("architecture", architectures())
-def test_every_architecture_takes_three_steps_on_the_smallest_data_it_fits(architecture: str, trainer: str) -> None:
+def test_every_architecture_takes_three_steps_and_the_same_ones_again(architecture: str, trainer: str) -> None:
+    """On the smallest data that it fits; its control is held, and so is asynchronous training that follows a log."""
     for dataset in SMALLEST:
-        result = attempt(Combination(architecture, dataset, trainer))
+        combination = Combination(architecture, dataset, trainer)
+        result = attempt(combination)
         if not result.startswith("senseless"):
             break
     if result.startswith("no data"):
         pytest.skip(result)
     assert result == "ok"
+    control = expand(protocol(combination))[0].run
+    assert not control.varies
+    assert bits(control) == bits(control)
+    workers = dataclasses.replace(control.recipe, async_workers=2)
+    raced = dataclasses.replace(control, varies=("async",), asynchrony="simulated", recipe=workers)
+    log = simulate(np.array([1.0, 0.3, 0.3]), 2).log()
+    assert bits(raced, log) == bits(raced, log) != bits(control)
 
 
 @pytest.mark.parametrize("combination", ALONE, ids=str)
