@@ -218,6 +218,7 @@ def execute(
             catalog.architecture(run.architecture), data.image_shape, data.classes, run.recipe
         )
         origin = provenance.provenance(outcome.provenance, between_runs)
+        origin["device_seconds"] = outcome.timings.get("device")
         _claim_hardware(run, origin, store)  # Again, since not every trainer asks for its fingerprint.
         ending = _ending(outcome, provenance.fingerprint(origin))
         comparison = None

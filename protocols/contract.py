@@ -247,7 +247,7 @@ class Outcome:
     images_per_second: float
     """Training images over training seconds, evaluation and set-up apart."""
     timings: dict[str, float] = field(default_factory=dict)
-    """Seconds: ``setup``, ``train``, ``evaluate``."""
+    """Seconds: ``setup``, ``train``, ``evaluate``; and of ``train`` what the ``device`` spent computing."""
     perturbation: dict[str, Any] | None = None
     """For onebit: ``tensor``, ``step`` (steps taken before it), ``elements`` (how many changed), of the first of them
     ``index``, ``before`` and ``after``, and ``digest``: of all weights, read back from the device right after it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import itertools
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,7 @@ def test_what_determinism_costs(store: Store) -> None:
             [fake],
             train_seconds=base + 0.1 * fake.run.replicate,
             seconds=base + 5,
+            provenance=json.dumps({**factory.PROVENANCE, "device_seconds": base / 2}),
             resumed_epochs=3 if resumed else 0,
         )
     table = load(store).overheads().set_index("time")
@@ -257,6 +259,7 @@ def test_what_determinism_costs(store: Store) -> None:
     assert row["ratio"] == pytest.approx(row["held"] / row["released"]) == pytest.approx(2.97, abs=0.05)
     assert row["ratio_low"] < row["ratio"] < row["ratio_high"]
     assert table.loc["whole run", "ratio"] == pytest.approx(35 / 15)
+    assert table.loc["training, on the device", "ratio"] == pytest.approx(3)
 
 
 def test_base_seeds_that_repeat_a_cell(store: Store) -> None:

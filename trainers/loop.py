@@ -92,6 +92,10 @@ class Engine(Protocol):
     def activations(self, examples: int) -> Iterator[tuple[str, NDArray[np.floating]]]:
         """Layer by layer, the name and the activations on the first test examples, (examples, features)."""
 
+    def device_seconds(self) -> float:
+        """Seconds of computing so far, the difference of two calls being what counts: on a GPU by its own clock where
+        the framework tells, on a CPU the processor time of all threads."""
+
     def provenance(self) -> dict[str, Any]:
         """Framework versions, device, determinism flags and threads, as they are in force."""
 
@@ -132,11 +136,11 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
     fingerprint = context.fingerprint(engine.provenance())
     state = _start_or_resume(run, network, context.load_checkpoint(), fingerprint, engine)
     resumed = state.epochs
-    timings = {"setup": time.perf_counter() - started, "train": 0.0, "evaluate": 0.0}
+    timings = {"setup": time.perf_counter() - started, "train": 0.0, "evaluate": 0.0, "device": 0.0}
 
     status, logits = "ok", np.zeros((0, data.classes))
     for epoch in range(resumed, recipe.epochs):
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), engine.device_seconds()
         commits = None if schedule is None else schedule.epoch(epoch, steps)
         plan = plan_epoch(run, data, network, epoch, commits)
         if schedule is not None and commits is None:
@@ -146,7 +150,7 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
         state.losses = np.concatenate([state.losses, losses])
         if plan.commits is not None:
             state.commits = np.concatenate([state.commits, plan.commits.log()])
-        trained = time.perf_counter()
+        trained, training = time.perf_counter(), engine.device_seconds() - computed
         logits = engine.logits()
         loss, accuracy = _evaluate(logits, data.test_labels)
         diverged = not (np.isfinite(losses).all() and np.isfinite(logits).all())
@@ -154,6 +158,7 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
             _collect(run, data, epoch, logits, engine, state)
         ended = time.perf_counter()
         timings["train"] += trained - began
+        timings["device"] += training
         timings["evaluate"] += ended - trained
         row = Epoch(
             epoch=epoch + 1,

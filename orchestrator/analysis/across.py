@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from protocols.sources import label_sources
 if TYPE_CHECKING:
     from orchestrator.analysis.sweep import Cell, Sweep
 
-TIMES = {"train_seconds": "training", "seconds": "whole run"}
-"""The columns of a record that overheads are of, and what they are called."""
+TIMES = {"train_seconds": "training", "device_seconds": "training, on the device", "seconds": "whole run"}
+"""What overheads are of, and what it is called: wall time, and what the device spent computing."""
 
 KIND = ("trainer", "architecture", "dataset", "recipe")
 
@@ -42,14 +43,20 @@ DIVERGENCE = (
 def overheads(sweep: Sweep) -> pd.DataFrame:
     """One row a network, device and kind of time; see :meth:`Sweep.overheads`."""
     runs = sweep.runs[(sweep.runs["outcome"] == "ok") & (sweep.runs["resumed_epochs"] == 0)]
+    device = [json.loads(text).get("device_seconds") for text in runs["provenance"]]
+    runs = runs.assign(device_seconds=np.array(device, np.float64))
     rows = []
     for key, alike in runs.groupby([*KIND, "device"], sort=False):
         released = alike["library"] == "native"
         if not released.any() or not (alike["library"] == "held").any():
             continue
         for column, title in TIMES.items():
-            held_times = alike.loc[alike["library"] == "held", column].to_numpy(np.float64)
-            free_times = alike.loc[released, column].to_numpy(np.float64)
+            held_times, free_times = (
+                alike.loc[which, column].dropna().to_numpy(np.float64)
+                for which in (alike["library"] == "held", released)
+            )
+            if not len(held_times) or not len(free_times):
+                continue
             ratio = median_ratio(held_times, free_times)
             rows.append(
                 dict(zip((*KIND, "device"), key, strict=True))

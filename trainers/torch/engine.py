@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +63,7 @@ class TorchEngine:
         # Were shapes left open, the code of one batch size could later serve another, and a resumed run differ.
         self._loss = torch.compile(self._batch_loss, dynamic=False) if kernel.compiled else self._batch_loss
         self._waiting: dict[int, Gradient] = {}
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def load(
         self,
@@ -118,12 +121,13 @@ class TorchEngine:
                 due[read].append(batch)
         fetches = self._examples.batches(plan, [batch for step in due.values() for batch in step])
         masks, losses = self._masks(plan), []
-        for step in range(start, stop):
-            for batch in due[step]:
-                self._waiting[batch] = self._gradient(self._tensors, next(fetches), masks, plan.rows(batch))
-            gradient = self._waiting.pop(batches[step])
-            self._apply(gradient, plan.rates[step])
-            losses.append(gradient.loss)
+        with self._timed():
+            for step in range(start, stop):
+                for batch in due[step]:
+                    self._waiting[batch] = self._gradient(self._tensors, next(fetches), masks, plan.rows(batch))
+                gradient = self._waiting.pop(batches[step])
+                self._apply(gradient, plan.rates[step])
+                losses.append(gradient.loss)
         return torch.stack(losses)
 
     def race(self, plan: EpochPlan, workers: int) -> tuple[NDArray[np.float64], Commits]:
@@ -138,14 +142,36 @@ class TorchEngine:
             copies, fetch = snapshot
             for parameter in self._trained:
                 copies[parameter.name].requires_grad_()
-            return self._gradient(copies, fetch, masks, plan.rows(batch))
+            found = self._gradient(copies, fetch, masks, plan.rows(batch))
+            # Only a gradient that is there can be committed: a GPU would otherwise race in the order of being asked.
+            found.loss.item()
+            return found
 
         def commit(step: int, gradient: Gradient) -> None:
             self._apply(gradient, plan.rates[step])
             losses.append(gradient.loss)
 
-        commits = race(plan.steps, workers, read, gradient, commit)
+        with self._timed():
+            commits = race(plan.steps, workers, read, gradient, commit)
         return self.losses(torch.stack(losses)), commits
+
+    def device_seconds(self) -> float:
+        if self._device.type != "cuda":
+            return time.process_time()
+        torch.cuda.synchronize(self._device)
+        return sum(start.elapsed_time(stop) for start, stop in self._spans) / 1000
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Have the GPU's own clock time what is asked of it meanwhile."""
+        if self._device.type != "cuda":
+            yield
+            return
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        yield
+        stop.record()
+        self._spans.append((start, stop))
 
     def losses(self, handle: Tensor) -> NDArray[np.float64]:
         return handle.double().cpu().numpy()
