@@ -11,7 +11,7 @@ from protocols.contract import PLAIN, View
 from protocols.errors import UserError
 from protocols.recipe import VIEWS, Recipe
 from trainers.schedule import learning_rates
-from trainers.views import averaged, reach, views
+from trainers.views import averaged, views
 
 COUNTS = {"flip": 2, "crop25": 26, "crop81": 82, "flip-crop25": 51, "flip-crop81": 163, "crop9": 9, "flip-crop9": 18}
 
@@ -40,11 +40,6 @@ def test_nine_crops_hold_the_image_itself_once(photographs: bool, shifts: tuple[
 
 def test_flip_is_the_image_and_its_mirror_image() -> None:
     assert views("flip") == [PLAIN, View(0, 0, True)]
-
-
-def test_reach_is_the_padding_that_views_need() -> None:
-    assert [reach([name]) for name in ("flip", "crop9", "crop25", "flip-crop81")] == [0, 1, 4, 4]
-    assert reach([]) == 0
 
 
 def test_means_are_over_all_views_and_a_shared_view_is_computed_once() -> None:

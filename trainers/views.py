@@ -29,11 +29,6 @@ def views(name: str, *, photographs: bool = False) -> list[View]:
     return crops if name.endswith("crop9") else [PLAIN, *crops]
 
 
-def reach(names: Sequence[str]) -> int:
-    """Pixels by which the views shift an image at most: the padding that they need."""
-    return max((abs(shift) for name in names for view in views(name) for shift in view[:2]), default=0)
-
-
 def averaged(
     logits: Callable[[View], NDArray[np.floating]], names: Sequence[str], *, photographs: bool = False
 ) -> dict[str, tuple[NDArray[np.float64], int]]:
