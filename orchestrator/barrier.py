@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.records import cross_entropy, predictions
+from orchestrator.records import cross_entropy, highest
 
 POINTS = 11
 """Points on the line, both ends included."""
@@ -37,7 +37,7 @@ def barrier(
             networks they are the mean of neither (Jordan et al., ICLR 2023).
         one: weights and statistics of one network.
         other: of the other.
-        labels: (test examples,)
+        labels: (test examples,); of text, the barrier is that of as many of them as there are logits.
 
     Returns:
         None where a logit on the line is not finite.
@@ -47,8 +47,9 @@ def barrier(
         logits = evaluate({name: between(one[name], other[name], share) for name in one})
         if not np.isfinite(logits).all():
             return None
-        errors.append(float(np.mean(predictions(logits) != labels)))
-        losses.append(cross_entropy(logits, labels))
+        tested = labels[: len(logits)]
+        errors.append(float(np.mean(highest(logits) != tested)))
+        losses.append(cross_entropy(logits, tested))
     return Barrier(error=_rise(errors), loss=_rise(losses))
 
 

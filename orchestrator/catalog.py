@@ -130,6 +130,16 @@ def probes() -> int:
     return count
 
 
+def kept_logits(definition: Any, spec: DatasetSpec) -> tuple[int, int]:
+    """Of one evaluation, how many logits are kept and how many there are."""
+    shape, examples = image_shape(definition, spec), spec.test_size or definition.test_size
+    is_text = len(shape) == 1
+    tested = examples * shape[0] if is_text else examples
+    evaluation = importlib.import_module("trainers.evaluation")
+    kept: int = evaluation.kept_examples(tested, definition.classes, is_text=is_text)
+    return kept * definition.classes, tested * definition.classes
+
+
 def initial_weights(run: Run, network: Network) -> dict[str, NDArray[np.floating]]:
     """Every tensor of the network before training, in the recipe's element type, without any perturbation."""
     weights: dict[str, NDArray[np.floating]] = importlib.import_module("trainers.initial").initial_weights(run, network)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
+
 from orchestrator import catalog
 from protocols import protocol as grids
 from protocols import streams
@@ -281,12 +283,21 @@ class _Resolver:
             )
         if template.asynchrony == "real" and how.step % steps:
             raise UserError("with asynchrony=real weights can be perturbed between epochs only: set perturb.epoch")
-        # Each tensor is drawn by itself, so there is no need for the others.
-        alone = tuple(parameter for parameter in network.parameters if parameter.name == name)
-        network = dataclasses.replace(network, parameters=alone)
+        if not any(map(is_own, template.varies)):
+            # Each tensor is drawn by itself, so there is no need for the others, unless a user's source wants them.
+            alone = tuple(parameter for parameter in network.parameters if parameter.name == name)
+            network = dataclasses.replace(network, parameters=alone)
         for seed in self._protocol.base_seeds:
             run = dataclasses.replace(template, base_seed=seed)
-            choices = streams.onebit_choices(how, catalog.initial_weights(run, network)[name])
+            tensor = catalog.initial_weights(run, network)[name]
+            if how.epoch or how.step:
+                tensor = np.ones_like(tensor)  # What it will hold by then is not known; zeros will be rare.
+            elif lack := streams.nothing_to_change(how, tensor):
+                raise UserError(
+                    f"onebit cannot vary at the start of {where}: {name} {lack}; set perturb.step or perturb.epoch "
+                    "for a later change, or another perturb.tensor"
+                )
+            choices = streams.onebit_choices(how, tensor)
             if choices is not None and replicates > choices:
                 raise UserError(
                     f"{replicates} replicates of onebit are planned, but {name} of {where} admits "
@@ -309,6 +320,12 @@ def _check_recipe(cell: Cell, recipe: Recipe, examples: int, definition: Any, sh
         )
     if len(shape) == 1 and (recipe.views or recipe.augments):
         raise UserError(f"{cell.dataset} is text: recipe.views, recipe.crop and recipe.flip are of images")
+    kept, tested = catalog.kept_logits(definition, cell.dataset)
+    if recipe.cycles > 1 and kept < tested:
+        raise UserError(
+            f"recipe.cycles averages all logits of the test set, but of {cell.dataset} only {kept:,} of {tested:,} are "
+            f"kept; set dataset.test_size to {kept // definition.classes // shape[0]} windows or fewer"
+        )
     if definition.photographs:
         for view in recipe.views:
             if view in ("crop25", "crop81", "flip-crop25", "flip-crop81"):

@@ -81,7 +81,7 @@ def record(
     comparison: Comparison | None,
 ) -> dict[str, Any]:
     """The record of a finished run, one value a column of the store's schema."""
-    predicted = predictions(outcome.logits)
+    predicted = predictions(outcome)
     ok = outcome.status == "ok"
     logits, precision = rounded(outcome.logits)
     stale = staleness(outcome.commits, len(outcome.history))
@@ -95,7 +95,7 @@ def record(
         "base_seed": run.base_seed,
         "outcome": outcome.status,
         "accuracy": float(np.mean(predicted == data.test_labels)) if ok else None,
-        "cross_entropy": cross_entropy(outcome.logits, data.test_labels) if ok else None,
+        "cross_entropy": _cross_entropy(outcome, data.test_labels) if ok else None,
         "initial_digest": outcome.initial_digest,
         "first_step_digest": outcome.first_step_digest,
         "final_digest": digest(outcome.weights),
@@ -161,8 +161,13 @@ def error_outcome(error: BaseException) -> str:
     return "out_of_memory" if "out of memory" in text or "can't allocate memory" in text else "error"
 
 
-def predictions(logits: NDArray[np.floating]) -> NDArray[np.int32]:
-    """The most likely class of each example, the first of equals; (examples,)."""
+def predictions(tested: Outcome | Variant) -> NDArray[np.int32]:
+    """The most likely class of each test example, the first of equals; (examples,)."""
+    return highest(tested.logits) if tested.predictions is None else tested.predictions
+
+
+def highest(logits: NDArray[np.floating]) -> NDArray[np.int32]:
+    """The class with the highest logit of each example, the first of equals; (examples,)."""
     classes: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
     return classes
 
@@ -194,7 +199,7 @@ def compare(outcome: Outcome, reference: Reference, network: Network) -> Compari
     return Comparison(
         weights_changed=weights.changed,
         weights_total=weights.size,
-        predictions_changed=int(np.count_nonzero(predictions(outcome.logits) != reference.predictions)),
+        predictions_changed=int(np.count_nonzero(predictions(outcome) != reference.predictions)),
         first_differing_step=first_difference(outcome.losses, reference.losses),
         distance=_finite(weights.distance),
         cosine=_finite(weights.cosine),
@@ -219,6 +224,19 @@ def kept_bytes(run: Run, network: Network) -> int:
     return elements * np.dtype(run.recipe.dtype).itemsize * ("weights" in run.keep) + len(
         network.layers
     ) * probes * probes * np.dtype(np.float32).itemsize * ("layers" in run.keep)
+
+
+def logits_bytes(run: Run, logits: int) -> int:
+    """About how much of a record its logits take, those of its variants included.
+
+    Args:
+        run: says how often the test set is evaluated.
+        logits: how many an evaluation keeps.
+    """
+    recipe = run.recipe
+    evaluations = (1 + bool(recipe.ema_decay) + bool(recipe.swa_epochs)) * (1 + len(recipe.views))
+    # Rounded values lie in four bytes each, of which compression leaves two.
+    return evaluations * logits * (4 if 4 * logits <= FLOAT32_LOGITS_LIMIT else 2)
 
 
 def staleness(commits: NDArray[np.int64] | None, epochs: int) -> NDArray[np.int64] | None:
@@ -266,13 +284,17 @@ def _identity(run: Run, source: str, attempt: Attempt) -> dict[str, Any]:
     }
 
 
+def _cross_entropy(tested: Outcome | Variant, labels: NDArray[np.int64]) -> float:
+    return cross_entropy(tested.logits, labels) if tested.cross_entropy is None else tested.cross_entropy
+
+
 def _variant(variant: Variant, labels: NDArray[np.int64]) -> dict[str, Any]:
-    finite = bool(np.isfinite(variant.logits).all())
+    finite = bool(np.isfinite(variant.logits).all()) and math.isfinite(variant.cross_entropy or 0.0)
     return {
         "name": variant.name,
         "passes": variant.passes,
-        "accuracy": float(np.mean(predictions(variant.logits) == labels)) if finite else None,
-        "cross_entropy": cross_entropy(variant.logits, labels) if finite else None,
+        "accuracy": float(np.mean(predictions(variant) == labels)) if finite else None,
+        "cross_entropy": _cross_entropy(variant, labels) if finite else None,
         "logits": rounded(variant.logits)[0],
     }
 

@@ -29,7 +29,8 @@ class Replay:
     """What came of a replay."""
 
     same: bool
-    """Whether weights, logits and losses are those of the record, bit for bit."""
+    """Whether weights, logits and losses are those of the record, bit for bit; losses and logits as it holds them:
+    losses as float32, large logits as float16."""
     text: str
     """That, and what differs, in one sentence."""
 
@@ -95,7 +96,7 @@ def replay(store: Store, id: str, settings: Settings, *, patience: float = 3600.
             ]
             differences += [f"logits of {name}" for name in changed]
     if not differences:
-        return Replay(same=True, text="replayed bit for bit: weights, losses and logits are those of the record")
+        return Replay(same=True, text="replayed bit for bit: weights, and losses and logits as recorded, are the same")
     return Replay(same=False, text=f"differs from the record in {', '.join(differences)}{_excuse(run, record, again)}")
 
 

@@ -60,6 +60,8 @@ class Event:
     """Of ``done``: what the run took; None where its record was there already."""
     message: str = ""
     """Of ``retried`` and ``failed``: what happened, in one line."""
+    refused: bool = False
+    """Of ``failed``: whether the run may well be trained on another machine."""
 
 
 class Died(Exception):
@@ -135,9 +137,9 @@ class Supervisor:
                 )
             )
             failed += 1
-            # Other hardware will not come by itself.
-            kind = "retried" if failed <= self._retries and end["outcome"] != "hardware" else "failed"
-            yield Event(kind=kind, id=run.id, message=message)
+            refused = end["outcome"] == "hardware"  # Other hardware will not come by itself.
+            kind = "retried" if failed <= self._retries and not refused else "failed"
+            yield Event(kind=kind, id=run.id, message=message, refused=refused)
             if kind == "failed":
                 return
         yield Event(kind="done", id=run.id)

@@ -134,7 +134,7 @@ class RunContext:
             OtherHardware: the run may not be trained here.
         """
         origin = provenance.provenance(part)
-        _claim_hardware(self._run, origin, self._store)
+        _check_hardware(self._run, origin, self._store.hardware(self._run.group))
         return provenance.fingerprint(origin)
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -219,10 +219,12 @@ def execute(
         )
         origin = provenance.provenance(outcome.provenance, between_runs)
         origin["device_seconds"] = outcome.timings.get("device")
-        _claim_hardware(run, origin, store)  # Again, since not every trainer asks for its fingerprint.
+        # Again, since not every trainer asks for its fingerprint.
+        _check_hardware(run, origin, store.hardware(run.group))
         ending = _ending(outcome, provenance.fingerprint(origin))
         comparison = None
-        if "onebit" in run.varies:
+        # Released kernels end elsewhere every time: there is no unchanged run whose difference would be the bit's.
+        if "onebit" in run.varies and run.library != "native":
             reference = _reference(run, outcome, ending.fingerprint, store, data, settings, listener, stop)
             comparison = records.compare(outcome, reference, network)
             if "barrier" in run.keep:
@@ -237,18 +239,21 @@ def execute(
         if kept := records.kept(run, outcome):
             store.save_kept(run.id, kept)
         store.put_labels(row["labels_fingerprint"], data.test_labels)
+        if "hardware" not in run.varies:  # Only now: a run that fails must not bind the others of its group.
+            _check_hardware(run, origin, store.claim_hardware(run.group, row["hardware"]))
         store.commit(row)
     return row
 
 
-def _claim_hardware(run: Run, origin: Mapping[str, Any], store: Store) -> None:
-    """See to it that the runs of a group train on hardware of one class, unless it is what varies."""
+def _check_hardware(run: Run, origin: Mapping[str, Any], claimed: str | None) -> None:
+    """See to it that the runs of a group train on hardware of one class, ``claimed``, unless it is what varies."""
     here = provenance.hardware(origin)
-    if "hardware" in run.varies or (claimed := store.claim_hardware(run.group, here)) == here:
+    if "hardware" in run.varies or claimed in (None, here):
         return
     raise OtherHardware(
         f"the runs of group {run.group} are trained on {claimed!r}, but this is {here!r}; use the same kind of machine "
-        "and software, another store, or cells that list hardware as varying (--set source=init+hardware)"
+        "and software, where the same command trains this run, another store, or cells that list hardware as varying "
+        "(--set source=init+hardware)"
     )
 
 
@@ -285,7 +290,7 @@ def _ending(outcome: Outcome, mark: str) -> Reference:
     return Reference(
         weights=dict(outcome.weights),
         losses=outcome.losses,
-        predictions=records.predictions(outcome.logits),
+        predictions=records.predictions(outcome),
         fingerprint=mark,
     )
 

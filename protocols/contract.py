@@ -223,7 +223,9 @@ class Variant:
     passes: int
     """Forward passes for each example."""
     logits: NDArray[np.floating]
-    """(test examples, classes)"""
+    """Like those of :class:`Outcome`, which also says what the next two are."""
+    predictions: NDArray[np.int32] | None = None
+    cross_entropy: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +235,8 @@ class Outcome:
     status: str
     """``ok``, or ``diverged`` where a loss or logit was not finite."""
     logits: NDArray[np.floating]
-    """(test examples, classes); the mean over the cycles where the recipe has several."""
+    """(test examples, classes); the mean over the cycles where the recipe has several. Of text they may be too many to
+    keep: then those of the first test examples."""
     weights: dict[str, NDArray[np.floating]]
     """Final weights and batch-norm statistics, canonical names and layouts."""
     losses: NDArray[np.float64]
@@ -261,6 +264,10 @@ class Outcome:
     """For ``keep=layers``: layer -> (m, m) inner products of its activations on the first m test examples."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """The framework's part: versions, device, determinism flags, threads."""
+    predictions: NDArray[np.int32] | None = None
+    """(test examples,) the class with the highest logit, the first of equals; None: it follows from ``logits``."""
+    cross_entropy: float | None = None
+    """Mean over all test examples, in nats; None: it follows from ``logits``."""
 
 
 class Context(Protocol):
@@ -315,7 +322,7 @@ class Evaluate(Protocol):
     def __call__(
         self, run: Run, data: Dataset, context: Context, weights: Mapping[str, NDArray[Any]], reestimate: bool
     ) -> NDArray[np.floating]:
-        """Logits of the test set, (test examples, classes).
+        """Logits of the test set, (test examples, classes); of text, where they are too many, those of the first ones.
 
         Args:
             run: says which network, in what element type and determinism profile.

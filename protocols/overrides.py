@@ -32,13 +32,15 @@ def apply_settings(protocol: Protocol, settings: Sequence[str]) -> Protocol:
     every set of these, ``source=all-but-one:init+shuffle`` for all sources but each of these in turn, and all.
     ``replicates`` holds for every cell. Each setting is added to the protocol's deviations.
 
+    What comes of it is held against itself before cells are selected: nothing may be set that is of no use in any cell.
+
     Args:
         protocol: what to change.
         settings: each ``field=value``.
 
     Raises:
-        UserError: a setting is malformed, its field unknown or named twice, or its value of the wrong type or out of
-            range.
+        UserError: a setting is malformed, its field unknown or named twice, its value of the wrong type or out of
+            range, or without effect.
     """
     shared = _cell_types()
     fields = {name: kind for name, kind in _types(Protocol).items() if name not in _DESCRIBED} | shared
@@ -60,7 +62,26 @@ def apply_settings(protocol: Protocol, settings: Sequence[str]) -> Protocol:
         cells = [dataclasses.replace(cell, replicates=None) for cell in cells]
     if settings:
         changes["deviations"] = (*protocol.deviations, *(f"set for this study: {setting}" for setting in settings))
-    return dataclasses.replace(protocol, cells=tuple(dict.fromkeys(cells)), **changes)
+    changed = dataclasses.replace(protocol, cells=tuple(dict.fromkeys(cells)), **changes)
+    _check_used(changed)
+    return changed
+
+
+def _check_used(protocol: Protocol) -> None:
+    """Refuse what is set for a source that no cell varies.
+
+    Raises:
+        UserError: there is such a thing.
+    """
+    varied = {name for cell in protocol.cells for name in parse_sources(cell.source)}
+    settings = [(f"perturb.{text}", "onebit") for cell in protocol.cells for text in cell.perturb.label.split()]
+    if protocol.asynchrony != Protocol.asynchrony:
+        settings.append((f"asynchrony={protocol.asynchrony}", "async"))
+    if "barrier" in protocol.keep:
+        settings.append(("keep=barrier", "onebit"))
+    for setting, source in settings:
+        if source not in varied:
+            raise UserError(f"{setting} has no effect, since no cell varies {source} (--set source={source})")
 
 
 def select_cells(protocol: Protocol, selections: Sequence[str]) -> Protocol:
@@ -127,7 +148,10 @@ def _design(text: str) -> tuple[str, ...]:
     """The sets of sources that a value of ``source`` stands for."""
     for prefix, design in _DESIGNS.items():
         if text.startswith(prefix):
-            return design(*(name.strip() for name in text.removeprefix(prefix).split("+")))
+            names = [name.strip() for name in text.removeprefix(prefix).split("+")]
+            if not all(names):
+                raise UserError(f"--set source={text}: a source is missing; write {prefix}init+shuffle, for example")
+            return design(*names)
     return (text,)
 
 

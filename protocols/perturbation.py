@@ -49,6 +49,8 @@ class Perturbation:
             raise unknown("perturb.kind", self.kind, KINDS)
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise UserError(f"perturb.scale must be a finite number above 0, not {self.scale}")
+        if self.kind == "ulp" and self.scale != Perturbation.scale:
+            raise UserError("perturb.scale is of noise (perturb.kind=gaussian); a change by one ulp has none")
         if not 0 <= self.fraction <= 1:
             raise UserError(f"perturb.fraction must lie between 0 and 1, not {self.fraction}")
         if self.element is not None and self.fraction:

@@ -9,7 +9,8 @@ from protocols.errors import UserError, unknown
 
 SCHEDULES = ("cosine", "constant")
 DTYPES = ("float32", "float64")
-
+MOST_WORKERS = 256
+"""Each asynchronous worker that races is a thread, and each needs a copy of the weights."""
 
 VIEWS = {
     "flip": "each test image and its mirror image: 2 views",
@@ -74,6 +75,8 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < low:
                 raise UserError(f"recipe.{name} must be at least {low}, not {value}")
+        if self.async_workers > MOST_WORKERS:
+            raise UserError(f"recipe.async_workers must be at most {MOST_WORKERS}, not {self.async_workers}")
         for name in ("learning_rate", "warmup_epochs", "weight_decay", "bias_lr_factor"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):

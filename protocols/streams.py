@@ -172,6 +172,15 @@ def onebit_choices(perturbation: Perturbation, tensor: Floats) -> int | None:
     return elements * (2 if perturbation.direction == "either" else 1)
 
 
+def nothing_to_change(perturbation: Perturbation, tensor: Floats) -> str:
+    """Why a tensor cannot be changed in this way, as what is said of it; empty where it can."""
+    if perturbation.kind == "gaussian" and tensor.min() == tensor.max():
+        return "has equal elements, and noise is scaled to their SD, which is 0"
+    if perturbation.kind == "ulp" and perturbation.element is None and not tensor.any():
+        return "has no element that is not 0"
+    return ""
+
+
 def perturbed(run: Run, tensor: Floats) -> tuple[Floats, dict[str, float | int]]:
     """Change a tensor as ``run.perturb`` says, for the run's replicate.
 
@@ -184,9 +193,11 @@ def perturbed(run: Run, tensor: Floats) -> tuple[Floats, dict[str, float | int]]
         the value before and the value after.
 
     Raises:
-        ValueError: there are fewer different changes than replicates.
+        ValueError: there are fewer different changes than replicates, or none.
     """
     assert run.perturb is not None
+    if lack := nothing_to_change(run.perturb, tensor):
+        raise ValueError(f"the perturbed tensor {lack}")
     how, choices = run.perturb, onebit_choices(run.perturb, tensor)
     candidates = np.flatnonzero(tensor) if how.element is None else np.array([how.element])
     if choices is not None:

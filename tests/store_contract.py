@@ -20,6 +20,7 @@ from orchestrator.store import FAILURE_SCHEMA, RECORD_SCHEMA, Reference, Store, 
 from orchestrator.store.files import LocalFiles
 from orchestrator.store.records import WHOLE
 from protocols.contract import Checkpoint, Epoch, epoch_values
+from protocols.digest import tensor_digests
 from protocols.errors import UserError
 from tests import factory
 
@@ -65,6 +66,11 @@ def page(data: bytes, name: str) -> int:
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def own_digests(kept: dict[str, Any]) -> dict[str, str]:
+    """What the record of a run says of the weights that were kept of it."""
+    return tensor_digests({name[8:]: tensor for name, tensor in kept.items() if name.startswith("weights/")})
 
 
 def unversioned(table: pa.Table) -> pa.Table:
@@ -566,7 +572,7 @@ class StoreContract:
         assert store.kept(row["id"]) is None
         store.save_kept(row["id"], {"weights/other": np.zeros(3)})
         store.save_kept(row["id"], tensors)
-        store.commit(row)
+        store.commit(row | {"tensor_digests": own_digests(tensors)})
         for kept in (store.kept(row["id"]), load(files.get(path) or b"")):  # as any other reader sees them
             assert kept is not None and set(kept) == set(tensors)
             assert all(same_bits(kept[name], tensor) for name, tensor in tensors.items())
@@ -578,13 +584,29 @@ class StoreContract:
             files.put(path, bytes(changed))
             assert store.kept(row["id"]) is None
 
+    def test_kept_tensors_are_those_of_the_record(self, store: Store, row: dict[str, Any]) -> None:
+        """Of two attempts at a time, which ended in other bits, only the one that left the record counts."""
+        ours, theirs = ({"weights/a": np.full(3, value), "gram/stem": np.eye(2)} for value in (1.0, 2.0))
+        store.save_kept(row["id"], ours)
+        store.commit(row | {"tensor_digests": own_digests(ours)})
+        store.save_kept(row["id"], theirs)  # Too late: its record would be refused.
+        kept = store.kept(row["id"])
+        assert kept is not None and kept["weights/a"].tolist() == [1, 1, 1]
+
+        other = factory.plan(sources=["onebit"], replicates=2)[1]
+        store.save_kept(other.run.id, ours)
+        store.save_kept(other.run.id, theirs)
+        assert store.kept(other.run.id) is not None
+        store.commit(factory.record(other, tensor_digests=own_digests(ours)))
+        assert store.kept(other.run.id) is None
+
     def test_kept_tensors_of_no_record_are_tidied_away_in_time(
         self, store: Store, files: LocalFiles, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         done, running = factory.plan(sources=["init"], replicates=2)
         for fake in (done, running):
             store.save_kept(fake.run.id, {"weights/w": np.zeros(3)})
-        store.commit(factory.record(done))
+        store.commit(factory.record(done, tensor_digests=own_digests({"weights/w": np.zeros(3)})))
         store.tidy()
         assert store.kept(running.run.id) is not None
         later = time.time_ns() + 90_000 * 10**9
@@ -594,10 +616,12 @@ class StoreContract:
         assert store.kept(done.run.id) is not None
 
     def test_hardware_belongs_to_who_claims_it_first(self, store: Store, files: LocalFiles) -> None:
+        assert store.hardware("a" * 16) is None
         assert store.claim_hardware("a" * 16, "cpu") == "cpu"
-        assert store.claim_hardware("a" * 16, "a GPU") == "cpu"
+        assert store.claim_hardware("a" * 16, "a GPU") == store.hardware("a" * 16) == "cpu"
         assert open_store(store.url).claim_hardware("b" * 16, "a GPU") == "a GPU"
         files.put(f"hardware/{'a' * 16}.json", b"damaged")
+        assert store.hardware("a" * 16) is None
         assert store.claim_hardware("a" * 16, "a GPU") == "a GPU"
 
     def test_labels_are_kept_by_their_fingerprint(self, store: Store, files: LocalFiles) -> None:

@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "option without value": (["plan", TINY, "--set"], ["--set"]),
     "superfluous argument": (["plan", TINY, "extra"], ["extra"]),
     "unknown source": (["plan", TINY, *settings("source=shufle")], ["unknown source 'shufle'", "'shuffle'"]),
-    "sources that do not join": (["plan", TINY, *settings("source=all+init")], ["'all' stand alone"]),
+    "sources that do not join": (["plan", TINY, *settings("source=all+init")], ["'all' and 'all-...' stand alone"]),
     "source of no cell": (["plan", TINY, "--only", "source=dropout"], ["no cell", "'dropout'", "init, none, onebit"]),
     "unknown key": (["plan", TINY, "--only", "sources=init"], ["--only", "did you mean 'source'"]),
     "unknown architecture": (["plan", TINY, *settings("architecture=resnet")], ["unknown architecture", "'resnet6'"]),
@@ -113,7 +113,30 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no replicates": (["plan", TINY, *settings("replicates=0")], ["replicates must be at least 1"]),
     "unknown library kind": (["plan", TINY, *settings("library=cudnn")], ["library kind 'cudnn'", "native"]),
     "unknown element type": (["plan", TINY, *settings("recipe.dtype=float16")], ["recipe.dtype", "float32"]),
+    "more workers than threads": (
+        ["plan", TINY, *settings("recipe.async_workers=100000")],
+        ["recipe.async_workers must be at most 256, not 100000"],
+    ),
+    "a change that no cell makes": (
+        ["plan", TINY, *settings("source=init", "perturb.step=3")],
+        ["perturb.step=3 has no effect", "source=onebit"],
+    ),
+    "a race that no cell runs": (["plan", TINY, *settings("asynchrony=real")], ["asynchrony=real", "source=async"]),
+    "a barrier to nothing": (["plan", TINY, *settings("source=init", "keep=barrier")], ["keep=barrier", "onebit"]),
+    "noise of one ulp": (["plan", TINY, *settings("perturb.scale=0.1")], ["perturb.scale", "kind=gaussian"]),
+    "a design of nothing": (["plan", TINY, *settings("source=factorial:")], ["source=factorial:", "is missing"]),
     # What cannot be honoured
+    **{
+        f"zeros changed by {kind}": (
+            ["plan", TINY, *settings("perturb.tensor=head.bias", *how)],
+            ["onebit cannot vary at the start", "head.bias", "perturb.step"],
+        )
+        for kind, how in {
+            "an ulp": (),
+            "a share of ulps": ("perturb.fraction=0.5",),
+            "noise": ("perturb.kind=gaussian", "perturb.fraction=1"),
+        }.items()
+    },
     "dropout without dropout": (
         ["plan", TINY, *settings("source=dropout", "architecture=resnet6")],
         ["source 'dropout' cannot vary", "resnet6"],

@@ -368,6 +368,7 @@ def test_run_trains_what_is_missing_and_leaves_the_report(
         "gpus_per_run": 0,
         "max_concurrent": 3,
         "checkpoint_every": 0,
+        "decode_threads": None,
         "retries": 4,
     }
     assert "6 runs planned, 6 done, 0 missing" in answer.out

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,8 +205,15 @@ def trial_of(*ids: str, error: Path | None = None) -> Any:
     return SimpleNamespace(trial_id="trial", config={"runs": ids}, pickled_error_file=error)
 
 
-def report(watcher: Watcher, *, finished: dict[str, float | None] | None = None, failed: Any = None) -> None:
-    result = {"finished": finished or {}, "failed": failed or {}, "retried": 0, "images": 10}
+def report(
+    watcher: Watcher,
+    *,
+    finished: dict[str, float | None] | None = None,
+    failed: Any = None,
+    refused: Sequence[str] = (),
+) -> None:
+    counted = {"retried": 0, "images": 10}
+    result = {"finished": finished or {}, "failed": failed or {}, "refused": list(refused), **counted}
     watcher.on_trial_result(0, [], trial_of(), result)
 
 
@@ -241,6 +248,15 @@ def test_only_failures_that_are_all_alike_end_a_sweep(watcher: Watcher) -> None:
 def test_failures_that_differ_in_the_run_alone_are_alike(watcher: Watcher) -> None:
     report(watcher, failed={id: f"cannot write records/{id}.parquet" for id in watcher.runs})
     assert watcher.hopeless == "cannot write records/ID.parquet"
+
+
+def test_refused_runs_do_not_end_a_sweep(watcher: Watcher) -> None:
+    """Another machine of the cluster may train the rest."""
+    ids = list(watcher.runs)
+    report(watcher, failed=dict.fromkeys(ids[:3], "other hardware"), refused=ids[:3])
+    assert len(watcher.tally.failed) == 3 and not watcher.stopping
+    report(watcher, failed=dict.fromkeys(ids[3:], "a mistake"))
+    assert watcher.hopeless == "a mistake"
 
 
 def test_failures_after_a_success_do_not_end_a_sweep(watcher: Watcher) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -43,7 +44,6 @@ def protocol() -> Protocol:
         ("measures=accuracy_sd,disagreement", "measures", ("accuracy_sd", "disagreement")),
         ("margin=1.5", "margin", 1.5),
         (" margin = 2 ", "margin", 2.0),
-        ("asynchrony=real", "asynchrony", "real"),
         ("keep=weights,layers", "keep", ("weights", "layers")),
         ("keep=none", "keep", ()),
         ("ensemble=5", "ensemble", 5),
@@ -120,6 +120,33 @@ def test_perturbations_multiply_the_cells(protocol: Protocol) -> None:
         Perturbation(step=10, direction="up"),
         Perturbation(step=100, direction="up"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "source"),
+    [
+        (["perturb.step=10"], "onebit"),
+        (["perturb.tensor=last", "perturb.kind=gaussian"], "onebit"),
+        (["keep=weights,barrier"], "onebit"),
+        (["asynchrony=real"], "async"),
+    ],
+)
+def test_a_setting_of_a_source_that_no_cell_varies_is_refused(
+    protocol: Protocol, settings: list[str], source: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{settings[0].replace('weights,', '')} has no effect, .* varies {source} "):
+        apply_settings(protocol, settings)
+    useful = apply_settings(protocol, [*settings, f"source=init,init+{source}"])
+    # What is selected of a study need not use all of it.
+    assert {cell.source for cell in select_cells(useful, ["source=none"]).cells} == {"none"}
+    (only,) = {cell.source for cell in apply_settings(useful, ["replicates=3"]).cells} - {"init"}
+    assert only == f"init+{source}"
+
+
+@pytest.mark.parametrize("text", ["factorial:", "all-but-one:", "factorial:init++shuffle"])
+def test_a_design_names_its_sources(protocol: Protocol, text: str) -> None:
+    with pytest.raises(UserError, match=f"source={re.escape(text)}: a source is missing"):
+        apply_settings(protocol, [f"source={text}"])
 
 
 def test_images_are_shrunk_and_texts_are_files(protocol: Protocol) -> None:

@@ -286,6 +286,21 @@ def test_a_broken_image_is_named_or_skipped_and_counted(folder, capsys, damage):
     assert bytes(data.photographs.pack.train.content(gone)) == (folder / "train/rose/rose_5.JPEG").read_bytes()
 
 
+def test_images_that_changed_since_they_were_planned_are_not_packed(folder, tmp_path):
+    """Neither before packing nor while it is interrupted, and whatever is packed from then on is right."""
+    definition, victim = flowers(folder), folder / "train" / "rose" / "rose_4.JPEG"
+    content = victim.read_bytes()
+    victim.write_bytes((folder / "train" / "rose" / "rose_5.JPEG").read_bytes())
+    with pytest.raises(UserError) as error:
+        prepare(definition, ALL)
+    one_line(error, "flowers", folder, "have changed since the study was planned")
+    assert prepare(flowers(folder), ALL).photographs.pack.manifest == flowers(folder).fingerprint
+    victim.write_bytes(content)
+    assert prepare(definition, ALL).photographs.pack.manifest == definition.fingerprint
+    named = flowers(folder, fingerprint="version 1")  # the user's own word for what is there
+    assert prepare(named, ALL).photographs.pack.manifest == definition.fingerprint
+
+
 def test_nothing_is_skipped_where_there_are_no_photographs(digits):
     from trainers.datasets.digits import digits as definition
 

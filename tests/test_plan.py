@@ -276,6 +276,30 @@ def test_more_onebit_replicates_than_changes_are_refused() -> None:
     assert len(expand(protocol("init", replicates=pairs + 1))) == 2 * (pairs + 1)
 
 
+def test_zeros_can_be_changed_once_they_have_trained() -> None:
+    later = protocol("onebit", perturb=Perturbation(tensor="head.bias", step=3))
+    assert Counter(entry.run.perturb is None for entry in expand(later)) == {True: 2, False: 2}
+
+
+WHOLE = """
+from protocols.sources import Source
+
+
+def scaled(weights, rng):
+    assert len(weights) > 2
+    return {name: tensor * (1 + weights["head.bias"].sum()) for name, tensor in weights.items()}
+
+
+scaling = Source(summary="", weights=scaled)
+"""
+
+
+def test_onebit_beside_a_source_that_looks_at_every_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(WHOLE)
+    assert len(expand(protocol("onebit+./own.py:scaling"))) == 4
+
+
 def test_a_missing_framework_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog.require("torch")
     absent = dataclasses.replace(catalog.trainer("torch"), framework="no_such_framework", extra="special")

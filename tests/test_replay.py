@@ -47,7 +47,7 @@ def test_a_race_is_replayed_by_its_log(store: Store, settings: Settings, capsys:
     before = files(store)
     assert main(["replay", id[:8], "--store", store.url]) == 0
     said = capsys.readouterr().out
-    assert said == f"{id[:12]} replayed bit for bit: weights, losses and logits are those of the record\n"
+    assert said == f"{id[:12]} replayed bit for bit: weights, and losses and logits as recorded, are the same\n"
     assert files(store) == before
 
 

@@ -321,6 +321,20 @@ def test_noise_has_the_spread_it_was_given() -> None:
     assert np.flatnonzero(one != tensor)[0] == change["index"]
 
 
+@pytest.mark.parametrize("how", [{}, {"fraction": 0.5}, {"direction": "up"}, {"kind": "gaussian", "fraction": 1.0}])
+def test_zeros_cannot_be_changed_and_say_so(how: dict[str, Any]) -> None:
+    assert not streams.nothing_to_change(Perturbation(**how), TENSOR)
+    with pytest.raises(ValueError, match="no element that is not 0|their SD, which is 0"):
+        perturbed(np.zeros(4, np.float32), **how)
+
+
+def test_equal_elements_move_by_one_ulp_but_have_no_noise() -> None:
+    ones = np.ones(4, np.float32)
+    assert np.count_nonzero(perturbed(ones)[0] != ones) == 1
+    with pytest.raises(ValueError, match="SD, which is 0"):
+        perturbed(ones, kind="gaussian")
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -331,6 +345,7 @@ def test_noise_has_the_spread_it_was_given() -> None:
         ({"fraction": 1.5}, "between 0 and 1"),
         ({"fraction": 0.5, "element": 1}, "set one of the two"),
         ({"kind": "gaussian", "direction": "up"}, "noise .* has none"),
+        ({"scale": 0.01}, "perturb.scale is of noise"),
     ],
 )
 def test_a_senseless_perturbation_is_refused(how: dict[str, Any], words: str) -> None:

@@ -17,6 +17,7 @@ from orchestrator.analysis.bases import components
 from orchestrator.analysis.reductions import variability_reduction
 from orchestrator.analysis.variances import variances
 from orchestrator.store import Store, open_store
+from protocols.digest import tensor_digests
 from protocols.errors import UserError
 from protocols.perturbation import Perturbation
 from protocols.protocol import MEASURES, Cell, DatasetSpec, Protocol
@@ -174,7 +175,8 @@ def test_layers_are_aligned_from_input_to_output(store: Store) -> None:
         features = {layer: rng.standard_normal((12, 5)) for layer in ("stem", "block", "head")}
         grams[fake.run.id] = {f"gram/{layer}": (one @ one.T).astype(np.float32) for layer, one in features.items()}
         store.save_kept(fake.run.id, grams[fake.run.id] | {"weights/w": np.ones(2, np.float32)})
-        factory.fill(store, [fake], kept=["layers", "weights"])
+        digests = tensor_digests({"w": np.ones(2, np.float32)})
+        factory.fill(store, [fake], kept=["layers", "weights"], tensor_digests=digests)
     table = load(store).cka()
     init = table[table["source"] == "init"]
     assert init["layer"].tolist() == ["stem", "block", "head"] and init["depth"].tolist() == [0, 1, 2]
@@ -189,12 +191,13 @@ def test_layers_are_aligned_from_input_to_output(store: Store) -> None:
 def test_tensors_are_held_against_each_other(store: Store) -> None:
     planned = factory.plan(sources=("init",), replicates=4)
     rng = np.random.default_rng(1)
-    kept = [{"weights/a": rng.standard_normal(5).astype(np.float32), "weights/b": np.ones(3)} for _ in planned]
+    drawn = [rng.standard_normal(5).astype(np.float32) for _ in range(2)]
+    kept = [{"weights/a": drawn[number // 2], "weights/b": np.ones(3)} for number in range(4)]
     for number, fake in enumerate(planned):
         store.save_kept(fake.run.id, kept[number])
         losses = np.array([2.0, 1.0, 0.5, 0.25], np.float32)
         losses[number:] += 0.1 * number
-        digests = {"a": f"{number // 2:064d}", "b": "0" * 64}
+        digests = tensor_digests({name[8:]: tensor for name, tensor in kept[number].items()})
         factory.fill(store, [fake], kept=["weights"], losses=losses, tensor_digests=digests)
     table = load(store).equality().set_index("tensor")
     assert table["pairs"].tolist() == [6, 6] and table["equal_pairs"].tolist() == [2, 6]
@@ -203,6 +206,16 @@ def test_tensors_are_held_against_each_other(store: Store) -> None:
     assert table.loc["a", "largest_ulp"] == max(one.largest_ulp for one in apart)
     assert table.loc["a", "distance"] == pytest.approx(np.median([one.distance for one in apart]))
     assert table.loc["b", "largest_ulp"] == 0 and table.loc["b", "distance"] == 0
+
+
+def test_weights_of_another_attempt_are_held_against_nothing(store: Store) -> None:
+    planned = factory.plan(sources=("init",), replicates=3)
+    for number, fake in enumerate(planned):
+        mine = np.full(4, 1.0 + number)
+        store.save_kept(fake.run.id, {"weights/a": mine if number else mine - 7})
+        factory.fill(store, [fake], kept=["weights"], tensor_digests=tensor_digests({"a": mine}))
+    row = load(store).equality().iloc[0]
+    assert (row["n"], row["compared"], row["distance"]) == (3, 1, 2.0)
 
 
 def test_equality_needs_digests_only(store: Store) -> None:

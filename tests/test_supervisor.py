@@ -136,7 +136,7 @@ def test_other_hardware_is_not_tried_again(store: Store, supervise: Supervise, m
     list(supervise().train(control[:1]))
     monkeypatch.setenv("FAKE_VERSION", "2.0")
     events = list(supervise(retries=3).train(todo))
-    assert kinds(events) == ["failed"]
+    assert kinds(events) == ["failed"] and events[-1].refused
     (failure,) = store.failures().to_pylist()
     assert failure["outcome"] == "hardware" and failure["message"] == events[-1].message
     assert "'cpu, torch 1.0', but this is 'cpu, torch 2.0'" in failure["message"]

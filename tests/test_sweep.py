@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,39 @@ def test_kernels_that_vary_need_no_control_of_their_own(store: Store) -> None:
     sweep = load(store)
     assert "fingerprint" not in sweep.controls().iloc[0]["reason"]
     assert "fingerprint" not in row(sweep.table(), "library")["notes"]
+
+
+@pytest.mark.parametrize(
+    ("source", "how"),
+    [("library", {"library": "native"}), ("library", {"library": "kernel"}), ("async", {"asynchrony": "real"})],
+)
+def test_another_profile_is_no_other_machine_but_another_machine_is(store: Store, source: str, how: Any) -> None:
+    """Released kernels, and threads that race, have another fingerprint wherever they run."""
+    factory.fill(store, factory.plan(sources=("none",), replicates=2))
+    init, moved = factory.plan(sources=("init",), replicates=2)
+    factory.fill(store, [init])
+    released = factory.plan(sources=(source,), replicates=3, **how)
+    factory.fill(store, released[:2], fingerprint="released")
+    assert "fingerprint" not in load(store).controls().iloc[0]["reason"]
+    elsewhere = json.dumps(factory.PROVENANCE | {"cpu": "another"})
+    factory.fill(store, [moved], fingerprint="elsewhere", provenance=elsewhere)
+    factory.fill(store, released[2:], fingerprint="released elsewhere", provenance=elsewhere)
+    reason = load(store).controls().iloc[0]["reason"]
+    assert reason.endswith("2 of 5 other records ran under a fingerprint without a control")
+
+
+def test_one_bit_under_released_kernels_is_held_against_nothing(store: Store) -> None:
+    nothing = dict.fromkeys(
+        ("weights_changed", "weights_total", "predictions_changed", "first_differing_step", "distance", "cosine")
+    )
+    for library in ("native", "order"):
+        for fake in factory.plan(sources=("library+onebit",), library=library, replicates=3):
+            factory.fill(store, [fake], **(nothing | {"largest_ulp": None} if library == "native" else {}))
+    table, changes = load(store).table().set_index("library"), load(store).divergence().set_index("library")
+    assert "no run is the unchanged one" in table.loc["native", "notes"]
+    assert "unchanged" not in table.loc["order", "notes"]
+    assert changes.loc["order", "distance"] == 1.5 and np.isnan(changes.loc["native", "distance"])
+    assert changes.loc["order", "weights_changed"] > 0 and np.isnan(changes.loc["native", "weights_changed"])
 
 
 def test_hardware_that_varies_is_no_accident(store: Store) -> None:

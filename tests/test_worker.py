@@ -175,6 +175,18 @@ def test_one_bit_among_other_sources_is_held_against_those(
     assert run.without("onebit").varies == ("init",) and run.without("onebit").replicate == 1
 
 
+def test_one_bit_under_released_kernels_is_held_against_nothing(
+    store: Store, settings: Settings, data: Dataset, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run without the bit would end elsewhere by itself."""
+    plan = planned(store, "library+onebit", epochs=4, library="native", keep=("barrier",))
+    (run, _) = runs_of(plan, "library+onebit")
+    monkeypatch.setenv("FAKE_PROFILE", run.profile)
+    row = execute(run, "library+onebit", store, data, settings)
+    assert trained == [run.id] and row["onebit_index"] is not None
+    assert {row[field.name] for field in dataclasses.fields(records.Comparison)} == {None}
+
+
 def test_how_far_a_perturbation_led(store: Store, settings: Settings, data: Dataset) -> None:
     plan = planned(store, "onebit", epochs=4, keep=("weights", "barrier"))
     control, run = runs_of(plan, "none")[0], runs_of(plan, "onebit")[1]
@@ -325,6 +337,42 @@ def test_a_group_stays_on_one_class_of_hardware(
 
     other = runs_of(planned(store, "init", epochs=5), "init")[0]  # another group
     assert execute(other, "init", store, data, settings)["hardware"] == "cpu, torch 2.0"
+
+
+def test_a_run_that_fails_binds_no_other(
+    store: Store,
+    settings: Settings,
+    data: Dataset,
+    runs: dict[str, list[Run]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = runs["init"]
+    (tmp_path / "mischief").mkdir()
+    (tmp_path / "mischief" / "raise-0").touch()
+    with monkeypatch.context() as patch:
+        patch.setenv("NOISEGRID_FAKE", str(tmp_path / "mischief"))
+        with pytest.raises(ValueError, match="a mistake in the trainer"):
+            execute(first, "init", store, data, settings)
+    monkeypatch.setenv("FAKE_VERSION", "2.0")
+    for run in (second, first):
+        assert execute(run, "init", store, data, settings)["hardware"] == "cpu, torch 2.0"
+
+
+def test_of_two_classes_at_a_time_the_first_to_finish_counts(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = runs["init"]
+
+    def overtaken(message: dict[str, Any]) -> None:
+        if message["kind"] == "epoch" and not store.finished():
+            with monkeypatch.context() as patch:
+                patch.setenv("FAKE_VERSION", "2.0")
+                execute(second, "init", store, data, settings)
+
+    with pytest.raises(OtherHardware, match="'cpu, torch 2.0', but this is 'cpu, torch 1.0'.* the same command trains"):
+        execute(first, "init", store, data, settings, listener=overtaken)
+    assert store.finished() == {second.id}
 
 
 def test_runs_that_list_hardware_go_anywhere(

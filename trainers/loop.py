@@ -28,6 +28,7 @@ from protocols.digest import digest
 from protocols.run import Run
 from trainers.asynchrony import Commits, Schedule
 from trainers.batches import EpochPlan, plan_epoch, steps_per_epoch
+from trainers.evaluation import evaluate
 from trainers.initial import initial_weights, perturb
 from trainers.views import averaged, views
 
@@ -84,6 +85,9 @@ class Engine(Protocol):
             weights: other weights and statistics than the engine's own, which stay as they are.
         """
 
+    def logits_by_batch(self, weights: Mapping[str, NDArray[Any]] | None = None) -> Iterator[NDArray[np.floating]]:
+        """The plain logits batch by batch, where they are too many to have at once."""
+
     def reestimated(self, weights: Mapping[str, NDArray[Any]]) -> Tensors:
         """These weights with batch-norm statistics estimated anew: over the plain training examples in their stored
         order, in batches of the recipe's size, the means of the batches' means and unbiased variances, each batch
@@ -138,7 +142,7 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
     resumed = state.epochs
     timings = {"setup": time.perf_counter() - started, "train": 0.0, "evaluate": 0.0, "device": 0.0}
 
-    status, logits = "ok", np.zeros((0, data.classes))
+    status = "ok"
     for epoch in range(resumed, recipe.epochs):
         began, computed = time.perf_counter(), engine.device_seconds()
         commits = None if schedule is None else schedule.epoch(epoch, steps)
@@ -151,11 +155,10 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
         if plan.commits is not None:
             state.commits = np.concatenate([state.commits, plan.commits.log()])
         trained, training = time.perf_counter(), engine.device_seconds() - computed
-        logits = engine.logits()
-        loss, accuracy = _evaluate(logits, data.test_labels)
-        diverged = not (np.isfinite(losses).all() and np.isfinite(logits).all())
+        tested = evaluate(data, engine)
+        diverged = not (np.isfinite(losses).all() and tested.finite)
         if not diverged:
-            _collect(run, data, epoch, logits, engine, state)
+            _collect(run, data, epoch, tested.logits, engine, state)
         ended = time.perf_counter()
         timings["train"] += trained - began
         timings["device"] += training
@@ -164,8 +167,8 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
             epoch=epoch + 1,
             learning_rate=float(plan.rates[-1]),
             train_loss=float(np.average(losses, weights=plan.sizes)),
-            test_loss=loss,
-            test_accuracy=accuracy,
+            test_loss=tested.cross_entropy,
+            test_accuracy=tested.accuracy,
             seconds=ended - began,
         )
         state.history.append(row)
@@ -182,7 +185,7 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
             raise Interrupted(f"stopped after epoch {state.epochs} of {recipe.epochs}")
 
     began = time.perf_counter()
-    variants: tuple[Variant, ...] = ()
+    logits, variants = tested.logits, tuple[Variant, ...]()
     if status == "ok":
         logits, variants = _variants(run, data, logits, engine, state)
     grams = _grams(data, engine) if "layers" in run.keep else {}
@@ -204,6 +207,7 @@ def fit(run: Run, data: Dataset, network: Network, context: Context, engine: Eng
         commits=None if schedule is None else state.commits,
         grams=grams,
         provenance=engine.provenance(),
+        **tested.beyond,
     )
 
 
@@ -319,7 +323,8 @@ def _variants(
         def look(view: View, weights: Tensors = weights) -> NDArray[np.floating]:
             return engine.logits(view, weights)
 
-        found.append(Variant(name=name, passes=1, logits=look(PLAIN)))
+        tested = evaluate(data, engine, weights)
+        found.append(Variant(name=name, passes=1, logits=tested.logits, **tested.beyond))
         for view, (values, passes) in averaged(look, recipe.views, photographs=photographs).items():
             found.append(Variant(name=f"{name}+{view}", passes=passes, logits=values.astype(logits.dtype)))
     return (means["plain"] if recipe.cycles > 1 else logits), tuple(found)
@@ -359,13 +364,3 @@ def _checkpoint(state: _State, engine: Engine, fingerprint: str) -> Checkpoint:
 
 def _part(tensors: Mapping[str, NDArray[Any]], prefix: str) -> Tensors:
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _evaluate(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> tuple[float, float]:
-    """Mean cross-entropy and accuracy, in float64."""
-    values = logits.astype(np.float64)
-    shifted = values - values.max(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        log_sums = np.log(np.exp(shifted).sum(axis=1))
-        loss = float(np.mean(log_sums - shifted[np.arange(len(labels)), labels]))
-    return loss, float(np.mean(values.argmax(axis=1) == labels))

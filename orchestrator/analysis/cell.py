@@ -109,7 +109,7 @@ def measure(
         accuracies: (models,), 0 to 1, NaN where unknown.
         cross_entropies: (models,), NaN where unknown.
         predictions: for each model (examples,), or None.
-        logits: for each model (examples, classes), or None.
+        logits: for each model (examples, classes), or None. Fewer examples than there are labels are the first ones.
         labels: (examples,), or None if they are not known.
     """
     given = QUANTITIES["accuracy_sd"].scale * accuracies, cross_entropies
@@ -130,18 +130,25 @@ def measure(
 
     matrices: dict[str, Pairs] = {}
 
-    def add(name: str, function: Callable[[Array], Floats], models: tuple[int, ...], stack: Array) -> None:
-        matrix = function(stack)
+    def add(
+        name: str, function: Callable[[Sequence[Array]], Floats], models: tuple[int, ...], arrays: Sequence[Array]
+    ) -> None:
+        matrix = function(arrays) if models else np.empty((0, 0))
         matrices[name] = Pairs(models=models, matrix=matrix * QUANTITIES[name].scale)
         estimates[name] = intervals.pairwise_mean(matrix, bounds=QUANTITIES[name].bounds)
 
-    models, stack = _comparable(predictions, 2, "predictions", notes)
-    add("disagreement", measures.disagreement, models, stack)
-    models, stack = _comparable(logits, 3, "logits", notes)
-    add("correlation", measures.spearman, models, stack)
-    add("pearson", measures.pearson, models, stack)
-    if labels is not None and len(labels) == stack.shape[1]:
-        add("ensemble_gain", lambda stack: measures.ensemble_gain(stack, labels), models, stack)
+    models, arrays = _comparable(predictions, "predictions", notes)
+    add("disagreement", lambda arrays: measures.disagreement(np.stack(arrays)), models, arrays)
+    total = len(arrays[0]) if models else 0
+    models, arrays = _comparable(logits, "logits", notes)
+    add("correlation", measures.spearman, models, arrays)
+    add("pearson", measures.pearson, models, arrays)
+    tested = len(arrays[0]) if models else 0
+    if 0 < tested < total:
+        notes.append(f"correlations and gain are over the first {tested:,} of {total:,} test examples")
+    if labels is not None and 0 < tested <= len(labels):
+        known = labels[:tested]
+        add("ensemble_gain", lambda arrays: measures.ensemble_gain(arrays, known), models, arrays)
     elif not models:
         estimates["ensemble_gain"] = estimates["correlation"]
     else:
@@ -164,10 +171,8 @@ def _known(values: Floats, what: str, notes: list[str]) -> Floats:
     return known
 
 
-def _comparable(
-    arrays: Sequence[Array | None], dimensions: int, what: str, notes: list[str]
-) -> tuple[tuple[int, ...], Array]:
-    """Those models whose arrays are there, finite and of one shape, and these arrays stacked."""
+def _comparable(arrays: Sequence[Array | None], what: str, notes: list[str]) -> tuple[tuple[int, ...], list[Array]]:
+    """Those models whose arrays are there, finite and of one shape, and these arrays."""
     usable = {model: array for model, array in enumerate(arrays) if array is not None and np.isfinite(array).all()}
     if len(usable) < len(arrays):
         notes.append(f"{len(arrays) - len(usable)} of {len(arrays)} replicates have no finite {what}: in no pair")
@@ -175,5 +180,4 @@ def _comparable(
     if len(shapes) > 1:
         notes.append(f"the replicates' {what} differ in shape ({', '.join(map(str, sorted(shapes)))}): no pairs")
         usable = {}
-    stack = np.stack(list(usable.values())) if usable else np.empty((0,) * dimensions)
-    return tuple(usable), stack
+    return tuple(usable), list(usable.values())

@@ -7,6 +7,7 @@ to what varies there. Bits are promised within one fingerprint (versions, thread
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import pandas as pd
@@ -37,8 +38,8 @@ def judge(controls: pd.DataFrame, others: pd.DataFrame) -> Verdict:
     """The verdict of one group.
 
     Args:
-        controls: its control records, with columns ``final_digest, process, fingerprint``.
-        others: its other records, with columns ``source, fingerprint, library``.
+        controls: its control records, with columns ``final_digest, process, fingerprint, hardware, provenance``.
+        others: its other records, with columns ``source, library, asynchrony, fingerprint, hardware, provenance``.
     """
     replicates, processes = len(controls), int(controls["process"].nunique())
     digests, fingerprints = int(controls["final_digest"].nunique()), int(controls["fingerprint"].nunique())
@@ -63,10 +64,12 @@ def judge(controls: pd.DataFrame, others: pd.DataFrame) -> Verdict:
         verdict = HELD
         reason = f"{replicates} control replicates in {processes} processes ended in the same bits"
         reason += f", under {fingerprints} fingerprints" if fingerprints > 1 else ""
-    # Kernels and hardware that vary have fingerprints of their own: that is what such a record asks for.
-    moved = others["source"].map(lambda source: "hardware" in label_sources(source)).astype(bool)
-    others = others[(others["library"] != "kernel") & ~moved]
-    strange = int((~others["fingerprint"].isin(set(controls["fingerprint"]))).sum())
+    # Hardware that varies has fingerprints of its own: that is what such a record asks for.
+    others = others[others["source"].map(lambda source: "hardware" not in label_sources(source)).astype(bool)]
+    # So have kernels that vary and threads that race, whose processes are set up otherwise; but not other machines.
+    apart = others["library"].isin(["kernel", "native"]) | (others["asynchrony"] == "real")
+    known = others["fingerprint"].isin(set(controls["fingerprint"]))
+    strange = int((~known.where(~apart, _machines(others).isin(set(_machines(controls))))).sum())
     if replicates and strange:
         reason += f"; {strange} of {len(others)} other records ran under a fingerprint without a control"
     return Verdict(
@@ -77,3 +80,13 @@ def judge(controls: pd.DataFrame, others: pd.DataFrame) -> Verdict:
         digests=digests,
         fingerprints=fingerprints,
     )
+
+
+def _machines(records: pd.DataFrame) -> pd.Series:
+    """What of each record's fingerprint no determinism profile sets: hardware and versions, processor, instructions."""
+    parsed = {text: json.loads(text) for text in records["provenance"].unique()}
+    texts = [
+        json.dumps([hardware, *(parsed[text].get(part) for part in ("cpu", "isa"))])
+        for hardware, text in zip(records["hardware"], records["provenance"], strict=True)
+    ]
+    return pd.Series(texts, index=records.index, dtype=object)

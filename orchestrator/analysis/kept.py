@@ -90,11 +90,9 @@ def _first_steps(losses: list[Any]) -> list[int]:
 
 def _from_first(sweep: Sweep, cell: Cell) -> list[dict[str, Apart]]:
     """Every replicate's kept weights against the first's, so that no more than two are in memory."""
-    ids = _with(cell, WEIGHTS)
-    if len(ids) < 2:
-        return []
-    first = _tensors(sweep, ids[0], WEIGHTS)
-    return [tensors_apart(first, _tensors(sweep, id, WEIGHTS)) for id in ids[1:]]
+    kept = (tensors for id in _with(cell, WEIGHTS) if (tensors := _tensors(sweep, id, WEIGHTS)))
+    first = next(kept, {})
+    return [tensors_apart(first, tensors) for tensors in kept]
 
 
 def _with(cell: Cell, kind: str) -> list[str]:
@@ -103,6 +101,6 @@ def _with(cell: Cell, kind: str) -> list[str]:
 
 
 def _tensors(sweep: Sweep, id: str, kind: str) -> dict[str, Any]:
-    """A run's kept tensors of one kind, layers from input to output; none where the file is lost."""
+    """A run's kept tensors of one kind, layers from input to output; none where the file is lost or another's."""
     kept, prefix = sweep.store.kept(id) or {}, PREFIXES[kind]
     return {name.removeprefix(prefix): one for name, one in kept.items() if name.startswith(prefix)}

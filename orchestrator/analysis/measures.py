@@ -1,13 +1,14 @@
 """How far the models of one cell differ: pure functions over arrays.
 
-One shape convention holds throughout: logits are (models, examples, classes), predictions (models, examples), labels
-(examples,), and a measure of pairs is a symmetric (models, models) matrix. Sums are taken in float64, shares are
-between 0 and 1, and values are expected to be finite. Definitions follow Summers & Dinneen (ICML 2021).
+One shape convention holds throughout: logits are (models, examples, classes), also as a sequence of the models' arrays
+where pairs are compared; predictions are (models, examples), labels (examples,), and a measure of pairs is a symmetric
+(models, models) matrix. Sums are taken in float64, shares are between 0 and 1, and values are expected to be finite.
+Definitions follow Summers & Dinneen (ICML 2021).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ Integers = NDArray[np.integer[Any]]
 
 BLOCK = 1 << 20
 """Numbers held at once by the measures that work through the test set in blocks (8 MiB in float64)."""
+
+LONG_BLOCK = 1 << 24
+"""Numbers held at once by correlations, which long products serve better (128 MiB in float64)."""
 
 
 def predictions(logits: Logits) -> Integers:
@@ -104,25 +108,22 @@ def disagreement(choices: Integers) -> Floats:
     return _symmetric(count / examples)
 
 
-def pearson(logits: Logits) -> Floats:
+def pearson(logits: Logits | Sequence[Logits]) -> Floats:
     """Pearson's correlation of two models' flattened logits.
 
-    Memory: one float64 copy of the logits.
-
     Args:
         logits: (models, examples, classes)
 
     Returns:
         (models, models), -1 to 1; NaN for a model whose logits are all equal
     """
-    models, examples, classes = logits.shape
-    return _correlation(logits.reshape(models, examples * classes).astype(np.float64))
+    return _correlation([one.reshape(-1) for one in logits])
 
 
-def spearman(logits: Logits) -> Floats:
+def spearman(logits: Logits | Sequence[Logits]) -> Floats:
     """Spearman's rank correlation of two models' flattened logits; tied logits share the mean of their ranks.
 
-    Each model is ranked once. Memory: one float64 array of the logits' size.
+    Each model is ranked once. Memory: an int32 for each logit.
 
     Args:
         logits: (models, examples, classes)
@@ -130,14 +131,9 @@ def spearman(logits: Logits) -> Floats:
     Returns:
         (models, models), -1 to 1; NaN for a model whose logits are all equal
     """
-    models, examples, classes = logits.shape
-    size = examples * classes
-    ranks = np.empty((models, size))
-    for model in range(models):
-        # Twice the rank minus its mean is a whole number, so the sums of _correlation are exact for up to about
-        # 10^5 logits and two identical models correlate by exactly 1.
-        ranks[model] = 2 * rank(logits[model].reshape(-1)) - (size + 1)
-    return _correlation(ranks)
+    # Twice the rank minus its mean is a whole number, so the sums of _correlation are exact for up to about 10^5 logits
+    # and two identical models correlate by exactly 1.
+    return _correlation([(2 * rank(one.reshape(-1)) - (one.size + 1)).astype(np.int32) for one in logits])
 
 
 def rank(values: Logits) -> Floats:
@@ -146,7 +142,7 @@ def rank(values: Logits) -> Floats:
     return np.asarray(pd.Series(values).rank(), dtype=np.float64)
 
 
-def ensemble_accuracy(logits: Logits, labels: Integers) -> Floats:
+def ensemble_accuracy(logits: Logits | Sequence[Logits], labels: Integers) -> Floats:
     """The accuracy of the mean of two models' logits (logits are averaged, not probabilities).
 
     Args:
@@ -156,16 +152,16 @@ def ensemble_accuracy(logits: Logits, labels: Integers) -> Floats:
     Returns:
         (models, models), 0 to 1; each model's own accuracy on the diagonal
     """
-    models, examples, classes = logits.shape
+    models, (examples, classes) = len(logits), logits[0].shape if len(logits) else (0, 0)
     count = np.zeros((models, models), np.int64)
     for part in _blocks(examples, models * classes):
-        values = logits[:, part].astype(np.float64)
+        values = np.array([one[part] for one in logits], np.float64)
         for model in range(models):
             count[model, model:] += ((values[model] + values[model:]).argmax(axis=2) == labels[part]).sum(axis=1)
     return _symmetric(count / examples)
 
 
-def ensemble_gain(logits: Logits, labels: Integers) -> Floats:
+def ensemble_gain(logits: Logits | Sequence[Logits], labels: Integers) -> Floats:
     """What averaging two models' logits adds to the accuracy of one of them, averaged over the two.
 
     Args:
@@ -191,9 +187,9 @@ def pair_mean(matrix: Floats) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _blocks(examples: int, width: int) -> Iterator[slice]:
-    """Slices of the test set such that ``width`` numbers an example stay within ``BLOCK``."""
-    step = max(1, BLOCK // max(1, width))
+def _blocks(examples: int, width: int, block: int | None = None) -> Iterator[slice]:
+    """Slices of the test set such that ``width`` numbers an example stay within ``block`` (None: ``BLOCK``)."""
+    step = max(1, (BLOCK if block is None else block) // max(1, width))
     return (slice(start, start + step) for start in range(0, examples, step))
 
 
@@ -202,12 +198,15 @@ def _symmetric(upper: Floats) -> Floats:
     return np.where(np.tri(len(upper), k=-1, dtype=bool), upper.T, upper)
 
 
-def _correlation(rows: Floats) -> Floats:
-    """Correlation of the rows of a (models, values) array, which is centred in place."""
-    if not rows.size:
+def _correlation(rows: Sequence[NDArray[Any]]) -> Floats:
+    """Correlation of rows of numbers, taken in float64."""
+    if not len(rows) or not len(rows[0]):
         return np.full((len(rows), len(rows)), np.nan)
-    rows -= rows.mean(axis=1, keepdims=True)
-    products = rows @ rows.T
+    products = np.zeros((len(rows), len(rows)))
+    means = np.array([[row.astype(np.float64).mean()] for row in rows])
+    for part in _blocks(len(rows[0]), len(rows), LONG_BLOCK):
+        values = np.array([row[part] for row in rows], np.float64) - means
+        products += values @ values.T
     squares = np.diag(products)
     scale = np.sqrt(np.outer(squares, squares))
     result = np.full(products.shape, np.nan)

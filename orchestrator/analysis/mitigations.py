@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class Candidate:
     title: str
     kind: str
     measured: Measured
+    base: Measured
+    """What it is held against."""
     paired: bool
     blocks: Integers | None
     """Deep ensembles: for each of the base's models the ensemble that it is part of; -1: of none."""
@@ -113,12 +115,14 @@ def _recipe(sweep: Sweep, group: str) -> dict[str, Any]:
 def _candidates(sweep: Sweep, index: int, others: list[str]) -> Iterator[Candidate]:
     """All that is held against one base cell: its own further evaluations, other recipes and theirs, ensembles."""
     cell = sweep.cells[index]
+    whole, kept = sweep.measured[index], _of_kept_logits(sweep, index)
     passes = _passes(cell)
     for name, measured, count in _evaluations(sweep, cell):
         yield Candidate(
             title=name,
             kind=EVALUATION,
             measured=measured,
+            base=kept,
             paired=True,
             blocks=None,
             training=1.0,
@@ -130,14 +134,15 @@ def _candidates(sweep: Sweep, index: int, others: list[str]) -> Iterator[Candida
             recipe = _recipe(sweep, other.group)
             title = _title(base, recipe)
             cost = recipe["epochs"] / base["epochs"]
-            found = [(title, sweep.measured[place], _passes(other))] if title else []
+            found = [(title, sweep.measured[place], whole, _passes(other))] if title else []
             for name, measured, count in _evaluations(sweep, other):
-                found.append((f"{title} + {name}" if title else f"{name} (trained apart)", measured, count))
-            for name, measured, count in found:
+                found.append((f"{title} + {name}" if title else f"{name} (trained apart)", measured, kept, count))
+            for name, measured, before, count in found:
                 yield Candidate(
                     title=name,
                     kind=RECIPE,
                     measured=measured,
+                    base=before,
                     paired=False,
                     blocks=None,
                     training=cost,
@@ -150,6 +155,7 @@ def _candidates(sweep: Sweep, index: int, others: list[str]) -> Iterator[Candida
             title=f"deep ensemble of {size}",
             kind=ENSEMBLE,
             measured=measured,
+            base=kept,
             paired=True,
             blocks=blocks,
             training=float(size),
@@ -196,26 +202,44 @@ def _ensembles(sweep: Sweep, cell: Cell, size: int) -> tuple[Measured, Integers]
     return _measured(sweep, cell, means), blocks
 
 
+def _of_kept_logits(sweep: Sweep, index: int) -> Measured:
+    """The measures of a cell's own models, of all five on the examples whose logits are kept: almost always all."""
+    cell = sweep.cells[index]
+    ids, labels = list(cell.ok["id"]), sweep.labels(cell)
+    first = dict(sweep.store.logits(ids[:1])).get(ids[0])
+    if first is None or labels is None or not 0 < len(first) < len(labels):
+        return sweep.measured[index]
+    logits = dict(sweep.store.logits(ids))
+    return _measured(sweep, cell, [logits.get(id) for id in ids])
+
+
 def _measured(sweep: Sweep, cell: Cell, logits: list[Any]) -> Measured:
     """The measures of other logits of a cell's models; None where a model has none."""
-    labels = sweep.labels(cell)
+    labels, note = sweep.labels(cell), ""
+    rows = next((len(one) for one in logits if one is not None), 0)
+    if labels is not None and 0 < rows < len(labels):
+        note = (
+            f"held against each other over the first {rows:,} of {len(labels):,} test examples, whose logits are kept"
+        )
+        labels = labels[:rows]
     scored = [one is not None and labels is not None and one.shape[:1] == labels.shape for one in logits]
 
     def each(function: Any) -> Floats:
         scores = [function(one[None], labels)[0] if ok else np.nan for one, ok in zip(logits, scored, strict=True)]
         return np.array(scores, np.float64)
 
-    return measure(
+    found = measure(
         each(measures.accuracy),
         each(measures.cross_entropy),
         [None if one is None else measures.predictions(one[None])[0] for one in logits],
         logits,
         labels,
     )
+    return replace(found, notes=(*found.notes, note)) if note else found
 
 
 def _row(sweep: Sweep, index: int, candidate: Candidate) -> dict[str, Any]:
-    before, after = _distances(sweep.measured[index], candidate)
+    before, after = _distances(candidate)
     found = reduction(before, after, sweep.margin, candidate.paired)
     notes = [*candidate.measured.notes, reasons(**{**found.measures, "mean reduction": found.mean})]
     row = _shared(sweep.cells[index], candidate.measured) | {
@@ -223,7 +247,7 @@ def _row(sweep: Sweep, index: int, candidate: Candidate) -> dict[str, Any]:
         "kind": candidate.kind,
         "paired": candidate.paired,
         "n": len(candidate.measured.comparable),
-        "n_base": len(sweep.measured[index].comparable),
+        "n_base": len(candidate.base.comparable),
         "training_cost": candidate.training,
         "inference_cost": candidate.inference,
         "notes": "; ".join(note for note in notes if note),
@@ -234,9 +258,9 @@ def _row(sweep: Sweep, index: int, candidate: Candidate) -> dict[str, Any]:
     return row | values("reduction", found.mean * 100)
 
 
-def _distances(base: Measured, candidate: Candidate) -> tuple[dict[str, Jackknife], dict[str, Jackknife]]:
+def _distances(candidate: Candidate) -> tuple[dict[str, Jackknife], dict[str, Jackknife]]:
     """The five measures before and after: of the same models, or of all of either."""
-    other, blocks = candidate.measured, candidate.blocks
+    base, other, blocks = candidate.base, candidate.measured, candidate.blocks
     if not candidate.paired:
         return base.distances(), other.distances()
     if blocks is None:

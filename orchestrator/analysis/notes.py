@@ -33,6 +33,10 @@ def notes(source: str, library: str, runs: pd.DataFrame, measured: Measured, hel
         texts.append(f"{n} replicates ended in only {digests} different sets of weights")
     if library == "native" and (ok["device"] == "cpu").any():
         texts.append("library (native) ran on a CPU, where released kernels repeat: its zeros are no finding")
+    if library == "native" and "onebit" in label_sources(source):
+        texts.append(
+            "library (native) varies with onebit: no run is the unchanged one, so no distance from it is the bit's"
+        )
     # Kernels and hardware that vary have a fingerprint each: that is what the cell asks for.
     if (
         library != "kernel"

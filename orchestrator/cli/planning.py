@@ -21,6 +21,9 @@ from protocols.sources import HELD
 NAMES = ("trainer", "architecture", "dataset", "varies")
 COUNTS = (("planned", "right"), ("done", "right"), ("missing", "right"))
 
+LOGITS_WORTH_SAYING = 100_000_000
+"""Bytes from which on the logits of all missing runs are mentioned."""
+
 LINES = 40
 """Of more cells than this, those of a group share a line."""
 
@@ -84,6 +87,19 @@ def kept_bytes(plan: Plan) -> int:
     return sum(sizes[entry.group] for entry in plan.missing)
 
 
+def logits_bytes(plan: Plan) -> int:
+    """About how much of the missing runs' records will be logits."""
+    from orchestrator.records import logits_bytes
+
+    sizes: dict[str, int] = {}
+    for entry in plan.missing:
+        if entry.group not in sizes:
+            spec = entry.run.dataset
+            kept, _ = catalog.kept_logits(catalog.dataset(spec.name), spec)
+            sizes[entry.group] = logits_bytes(entry.run, kept)
+    return sum(sizes[entry.group] for entry in plan.missing)
+
+
 def _plan_values(study: Study, plan: Plan, seconds: float | None) -> dict[str, Any]:
     cells = []
     for key, entries in plan.cells().items():
@@ -100,6 +116,7 @@ def _plan_values(study: Study, plan: Plan, seconds: float | None) -> dict[str, A
         "corrupt": dict(plan.corrupt),
         "device_seconds": seconds,
         "kept_bytes": kept_bytes(plan),
+        "logits_bytes": logits_bytes(plan),
         "cells": cells,
         "runs": [
             {"id": entry.id, "source": entry.source, "group": entry.group, "replicate": entry.run.replicate}
@@ -126,6 +143,8 @@ def _print_plan(study: Study, plan: Plan, seconds: float | None) -> None:
         if seconds is not None:
             known = f"about {output.duration(seconds)} of one device, by those that are done"
         click.echo(f"\nTime for the missing runs: {known}.")
+    if (size := logits_bytes(plan)) > LOGITS_WORTH_SAYING:
+        click.echo(f"Their records will hold logits: about {output.size(size)}.")
     if size := kept_bytes(plan):
         click.echo(f"They will keep {listed(plan.protocol.keep)}: at most {output.size(size)}.")
 

@@ -43,7 +43,8 @@ ACTOR_FAILURES = 10
 """How often a block is started again after its actor or node died. Its finished runs are not trained again."""
 
 HOPELESS = 3
-"""If so many runs have failed with one and the same message, and none is done, the sweep stops."""
+"""If so many runs have failed with one and the same message, and none is done, the sweep stops. Refused runs do not
+count: other machines of the cluster may train the rest."""
 
 SECONDS_PER_IMAGE = 2e-4
 """A guess for runs of which no similar one is done: a small network on one CPU core."""
@@ -219,6 +220,7 @@ class Watcher(tune.Callback):
         self._slots = slots
         self._interrupted = interrupted
         self._done: set[str] = set()
+        self._refused: set[str] = set()
         self._running: dict[str, list[str]] = {}
         self.display: Display
         self.hopeless = ""
@@ -253,6 +255,7 @@ class Watcher(tune.Callback):
                 self.tally.failed.pop(id, None)
                 if seconds is not None:
                     self._durations.learn(self.runs[id], seconds)
+        self._refused |= set(result["refused"])
         self._fail(result["failed"])
         self.tally.retried += result["retried"]
         self.tally.images += result["images"]
@@ -276,7 +279,8 @@ class Watcher(tune.Callback):
         self.tally.failed |= failed
         for line in failures(failed):
             self.display.say(line)
-        messages = Counter(_RUN_ID.sub("ID", message) for message in self.tally.failed.values())
+        counted = {id: message for id, message in self.tally.failed.items() if id not in self._refused}
+        messages = Counter(_RUN_ID.sub("ID", message) for message in counted.values())
         if not self._done and len(messages) == 1 and messages.total() >= HOPELESS:
             self.hopeless = next(iter(messages))
 

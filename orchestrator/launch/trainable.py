@@ -42,8 +42,8 @@ class Slot(Trainable):
     """Trains one block after another: a Tune trial is a block, its configuration ``{"runs": [ids]}``.
 
     Each step reports what happened since the last one, about every ``report_every`` seconds: ``finished`` (id ->
-    seconds, None for a record that was there already), ``failed`` (id -> message), ``retried`` and ``images``. ``done``
-    is Tune's word for the end of the trial.
+    seconds, None for a record that was there already), ``failed`` (id -> message), ``refused`` (those of them that
+    other hardware may train), ``retried`` and ``images``. ``done`` is Tune's word for the end of the trial.
     """
 
     def setup(  # type: ignore[override]  # Tune passes the keywords that it was given beforehand.
@@ -81,6 +81,7 @@ class Slot(Trainable):
         until = time.monotonic() + self._report_every
         finished: dict[str, float | None] = {}
         failed: dict[str, str] = {}
+        refused: list[str] = []
         retried = images = 0
         over = False
         while not over and time.monotonic() < until:
@@ -94,7 +95,9 @@ class Slot(Trainable):
                     finished[event.id] = event.seconds
                 elif event.kind == "failed":
                     failed[event.id] = event.message
-        return {"done": over, "finished": finished, "failed": failed, "retried": retried, "images": images}
+                    refused += [event.id] if event.refused else []
+        counted = {"retried": retried, "images": images}
+        return {"done": over, "finished": finished, "failed": failed, "refused": refused, **counted}
 
     def cleanup(self) -> None:
         """End the training process."""

@@ -32,6 +32,7 @@ from orchestrator.store.files import TEMPORARY, StoreError
 from orchestrator.store.records import THREADS, Records, record_path
 from orchestrator.store.schema import EPOCH, FAILURE_SCHEMA, LABELS_SCHEMA, LIVE_SCHEMA
 from protocols.contract import Checkpoint, Epoch
+from protocols.digest import tensor_digest
 
 FOLDERS = (
     "records",
@@ -196,15 +197,26 @@ class Store(Records):
         """Keep tensors of a finished run; call it before its record is committed.
 
         Args:
-            id: the run's.
-            tensors: by name, ``weights/NAME`` and ``gram/LAYER``; they take the place of any earlier ones.
+            id: the run's. Once it has a record, what is kept stays as it is.
+            tensors: by name, ``weights/NAME`` and ``gram/LAYER``; they take the place of an earlier attempt's.
         """
-        self._files.put(_kept(id), encode_kept(tensors))
+        if not self.has(id):
+            self._files.put(_kept(id), encode_kept(tensors))
 
     def kept(self, id: str) -> dict[str, NDArray[Any]] | None:
-        """What :meth:`save_kept` kept, bit for bit; None if it is not there or not whole."""
+        """What :meth:`save_kept` kept, bit for bit; None if it is not there, not whole, or not of the record's weights.
+
+        A run that no one can repeat may be trained by two processes at a time; then the tensors can be of the one and
+        the record of the other.
+        """
         data = self._files.get(_kept(id))
-        return None if data is None else decode_kept(data)
+        kept = None if data is None else decode_kept(data)
+        for _, digests in self._each([id], _tensor_digests):
+            for name, tensor in (kept or {}).items():
+                folder, _, own = name.partition("/")
+                if folder == "weights" and tensor_digest(own, tensor) != digests.get(own):
+                    return None
+        return kept
 
     def put_labels(self, fingerprint: str, labels: NDArray[np.integer]) -> None:
         """Keep the labels of a test set, in its order, (examples,), unless they are there.
@@ -235,22 +247,27 @@ class Store(Records):
         data = self._files.get(_reference(id))
         return None if data is None else decode_reference(data)
 
+    def hardware(self, group: str) -> str | None:
+        """The hardware that a group's runs belong to, as far as one of them has claimed any."""
+        try:
+            return str(json.loads(self._files.get(_hardware(group)) or b"")["hardware"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
     def claim_hardware(self, group: str, hardware: str) -> str:
         """The hardware that a group's runs belong to: what the first of them claimed, whoever claims at a time.
+
+        Call it when a run is about to be committed: a run that leaves no record binds no other.
 
         Args:
             group: the runs that share a control.
             hardware: what this run would have it be.
         """
-        path = f"hardware/{group}.json"
         claim = json.dumps({"hardware": hardware}, ensure_ascii=False).encode() + b"\n"
-        while not self._files.put_if_absent(path, claim):
-            try:
-                claimed = json.loads(self._files.get(path) or b"")["hardware"]
-            except (ValueError, KeyError, TypeError):
-                self._files.move(path, f"corrupt/{group}.json")
-            else:
-                return str(claimed)
+        while not self._files.put_if_absent(_hardware(group), claim):
+            if (claimed := self.hardware(group)) is not None:
+                return claimed
+            self._files.move(_hardware(group), f"corrupt/{group}.json")
         return hardware
 
     def _small(self, path: str, schema: pa.Schema) -> pa.Table | None:
@@ -282,6 +299,15 @@ def _reference(id: str) -> str:
 
 def _kept(id: str) -> str:
     return f"kept/{id}.safetensors"
+
+
+def _hardware(group: str) -> str:
+    return f"hardware/{group}.json"
+
+
+def _tensor_digests(source: pa.NativeFile) -> dict[str, str]:
+    """The column of that name of one record."""
+    return dict(encoding.read(source, ["tensor_digests"])["tensor_digests"][0].as_py())
 
 
 def _labels_fingerprint(labels: NDArray[np.integer]) -> str:

@@ -61,6 +61,8 @@ class Definition:
     test_size: int
     fingerprint: str
     """Names the content: two definitions whose examples differ must differ here. A constant for known files."""
+    manifested: bool = False
+    """Photographs: whether the fingerprint is their manifest (:func:`trainers.datasets.pack.manifest`)."""
     mean: tuple[float, ...]
     """Per channel, of pixels scaled to 0..1; text: empty."""
     std: tuple[float, ...]

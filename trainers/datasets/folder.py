@@ -93,6 +93,7 @@ def image_folder(
         looked = ", ".join(str(candidate / TRAIN[0]) for candidate in candidates)
         raise UserError(f"dataset {name!r}: no photographs: looked for {looked}; {advice}")
 
+    manifested = fingerprint is None
     if classes is None or train_size is None or test_size is None or fingerprint is None:
         files = read(find_root(None))
         classes = len(files.classes) if classes is None else classes
@@ -107,6 +108,7 @@ def image_folder(
         train_size=train_size,
         test_size=test_size,
         fingerprint=fingerprint,
+        manifested=manifested,
         mean=mean,
         std=std,
         crop=crop,

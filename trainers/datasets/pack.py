@@ -131,7 +131,8 @@ def write_pack(folder: Path, definition: Definition, spec: DatasetSpec, files: F
     """Pack the photographs that a specification means, going on from where an earlier call was interrupted.
 
     Raises:
-        UserError: an image cannot be decoded, and the specification does not say to skip it; or none is left.
+        UserError: an image cannot be decoded, and the specification does not say to skip it; or none is left; or the
+            images are not those that the definition was made of, as far as all of them are packed.
         OSError: the folder cannot be written.
     """
     aside = folder.with_name(folder.name + ".part")
@@ -155,12 +156,20 @@ def write_pack(folder: Path, definition: Definition, spec: DatasetSpec, files: F
             if not packed:
                 raise definition.error(f"none of the {len(rows)} {name} images in {files.folder} can be decoded")
             parts.append(path)
+    found = manifest(entries)
+    everything = spec.train_size is None and spec.test_size is None and not skipped
+    if definition.manifested and everything and found != definition.fingerprint:
+        shutil.rmtree(aside)  # else it would be gone on from, under the name of other images
+        raise definition.error(
+            f"the images in {files.folder} have changed since the study was planned; the same command again plans it "
+            "with what is there now"
+        )
     if skipped:
         print(
             f"{definition.name}: left out {len(skipped)} images that cannot be decoded: {skipped[0]} ...",
             file=sys.stderr,
         )
-    summary = {"bytes": [path.stat().st_size for path in parts], "manifest": manifest(entries), "skipped": skipped}
+    summary = {"bytes": [path.stat().st_size for path in parts], "manifest": found, "skipped": skipped}
     (aside / SUMMARY).write_text(json.dumps(summary))
     shutil.rmtree(folder, ignore_errors=True)  # only ever there if damaged
     aside.rename(folder)

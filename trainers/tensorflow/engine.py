@@ -135,10 +135,10 @@ class TensorFlowEngine:
         return np.asarray(handle.numpy(), np.float64)
 
     def logits(self, view: View = PLAIN, weights: Mapping[str, NDArray[Any]] | None = None) -> NDArray[np.floating]:
-        values = self._values(weights)
-        return np.concatenate(
-            [self.evaluate(values, raw).numpy() for raw in self._examples.test(view, EVALUATION_BATCH)]
-        )
+        return np.concatenate(list(self._tested(view, weights)))
+
+    def logits_by_batch(self, weights: Mapping[str, NDArray[Any]] | None = None) -> Iterator[NDArray[np.floating]]:
+        return self._tested(PLAIN, weights)
 
     def reestimated(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         if len(self._trained) == len(self._variables):
@@ -157,6 +157,11 @@ class TensorFlowEngine:
 
     def provenance(self) -> dict[str, Any]:
         return {**provenance(self._kernel), **self._examples.provenance()}
+
+    def _tested(self, view: View, weights: Mapping[str, NDArray[Any]] | None) -> Iterator[NDArray[np.floating]]:
+        """The logits of the test set, batch by batch."""
+        values = self._values(weights)
+        return (self.evaluate(values, raw).numpy() for raw in self._examples.test(view, EVALUATION_BATCH))
 
     def _led(self, plan: EpochPlan, start: int, stop: int) -> Any:
         """The losses of the steps [start, stop), each led by the host."""

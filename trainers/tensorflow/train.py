@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protocols.contract import Context, Dataset, Network, Outcome
 from protocols.recipe import Recipe
 from protocols.run import Run
-from trainers import loop
+from trainers import evaluation, loop
 from trainers.network import trace
 from trainers.resolve import architecture
 from trainers.tensorflow.engine import TensorFlowEngine
@@ -38,7 +38,7 @@ def evaluate(
 ) -> NDArray[np.floating]:
     """Logits of the test set under these weights: see :class:`protocols.contract.Evaluate`."""
     _, engine = build(run, data, context.device, context.threads, context.decode_threads)
-    return engine.logits(weights=engine.reestimated(weights) if reestimate else weights)
+    return evaluation.evaluate(data, engine, engine.reestimated(weights) if reestimate else weights).logits
 
 
 def build(

@@ -178,12 +178,10 @@ class TorchEngine:
 
     @torch.inference_mode()
     def logits(self, view: View = PLAIN, weights: Mapping[str, NDArray[Any]] | None = None) -> NDArray[np.floating]:
-        net = TorchOperations(self._tensors if weights is None else self._place(weights), None)
-        parts = [
-            self._architecture(net, self._laid(inputs), self._classes).flatten(0, -2)
-            for inputs in self._examples.test(view, EVALUATION_BATCH)
-        ]
-        return torch.cat(parts).cpu().numpy()
+        return torch.cat(list(self._tested(view, weights))).cpu().numpy()
+
+    def logits_by_batch(self, weights: Mapping[str, NDArray[Any]] | None = None) -> Iterator[NDArray[np.floating]]:
+        return (logits.cpu().numpy() for logits in self._tested(PLAIN, weights))
 
     @torch.inference_mode()
     def reestimated(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -209,6 +207,13 @@ class TorchEngine:
 
     def provenance(self) -> dict[str, Any]:
         return {**provenance(self._device, self._kernel), **self._examples.provenance()}
+
+    @torch.inference_mode()
+    def _tested(self, view: View, weights: Mapping[str, NDArray[Any]] | None) -> Iterator[Tensor]:
+        """The logits of the test set, batch by batch."""
+        net = TorchOperations(self._tensors if weights is None else self._place(weights), None)
+        for inputs in self._examples.test(view, EVALUATION_BATCH):
+            yield self._architecture(net, self._laid(inputs), self._classes).flatten(0, -2)
 
     def _batch_loss(self, tensors: Tensors, inputs: Tensor, labels: Tensor, masks: Tensors) -> tuple[Tensor, Tensors]:
         """The mean loss of one batch in training mode, and the batch's statistics."""
