@@ -26,6 +26,9 @@ ROW = 0.27
 BOX = 5
 """Replicates from which on their quartiles are drawn."""
 
+SMALLEST_BLOCK = 0.09
+"""Share of a heat map's side from which a block's mean is written into it."""
+
 SMALLEST_ERROR = 0.01
 """Percent; stands for 0 on a logarithmic axis."""
 
@@ -121,8 +124,10 @@ def heat_map(name: str, labels: Sequence[str], matrix: Floats) -> str:
             panel.axhline(edge, color=PAPER, linewidth=1.2)
             panel.axvline(edge, color=PAPER, linewidth=1.2)
         means = _block_means(matrix, edges)
+        sizes = np.diff(edges) / len(matrix)
         for (row, column), mean in np.ndenumerate(means):
-            if len(sources) <= 9 and math.isfinite(mean):
+            # A number in a smaller block would cover its neighbours'.
+            if min(sizes[row], sizes[column]) >= SMALLEST_BLOCK and math.isfinite(mean):
                 colour = "#000000" if mean > 0.45 * matrix.max() else "#fefefe"
                 place = centres[column], centres[row]
                 panel.text(*place, f"{mean:.1f}", ha="center", va="center", fontsize=7.5, color=colour)
