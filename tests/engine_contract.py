@@ -6,12 +6,17 @@ Every number that an engine makes is held against NumPy, or bit for bit against 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from orchestrator import records
+from orchestrator.analysis import load, measures
+from orchestrator.store import open_store
+from orchestrator.worker import Settings, execute
 from protocols import streams
 from protocols.contract import PLAIN, Dataset, Interrupted, View
 from protocols.digest import digest
@@ -20,6 +25,7 @@ from protocols.run import Run
 from tests.harness import Harness
 from tests.runs import MemoryContext
 from tests.small_data import as_photographs, text, viewed
+from trainers import evaluation
 from trainers.asynchrony import Commits, simulate
 from trainers.batches import EpochPlan, plan_epoch
 from trainers.initial import initial_weights
@@ -356,3 +362,68 @@ class EngineContract(Harness):
         assert one.losses[-1] < one.losses[0]
         varied = self.train(dataclasses.replace(run, varies=("dropout",), replicate=0), data)
         assert digest(varied.weights) != digest(one.weights)
+
+    def test_of_too_many_logits_the_first_are_kept_and_all_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        data = text(test=600)  # 4,200 tokens, of which the first batch holds 3,500
+        run = self.run(
+            architecture="lstm", batch_size=16, epochs=2, crop=0, warmup_epochs=0.0, ema_decay=0.5, swa_epochs=1
+        )
+        whole = self.train(run, data)
+        assert whole.predictions is None and whole.cross_entropy is None
+        monkeypatch.setattr(evaluation, "LOGITS_LIMIT", 3600 * data.classes + 1)
+        monkeypatch.setattr(evaluation, "BLOCK", 100 * data.classes)
+        part = self.train(run, data)
+        assert digest(part.weights) == digest(whole.weights)
+        for one, other in zip(part.history, whole.history, strict=True):
+            assert one.test_accuracy == other.test_accuracy
+            assert one.test_loss == pytest.approx(other.test_loss, rel=1e-12)
+        assert [variant.name for variant in part.variants] == ["ema", "swa"]
+        for one, other in zip((part, *part.variants), (whole, *whole.variants), strict=True):
+            assert one.logits.tobytes() == other.logits[:3600].tobytes()
+            assert (one.predictions == other.logits.argmax(axis=1)).all()
+            assert one.cross_entropy == pytest.approx(records.cross_entropy(other.logits, data.test_labels), rel=1e-12)
+        assert self.trainer.evaluate
+        evaluated = self.function(self.trainer.evaluate)(run, data, MemoryContext(), whole.weights, False)
+        assert evaluated.tobytes() == part.logits.tobytes()
+
+    def test_a_study_of_too_many_logits(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(evaluation, "LOGITS_LIMIT", 30 * 11)
+        data, store = text(), open_store(tmp_path / "store", create=True)
+        settings = Settings(store=store.url, spool=str(tmp_path))
+        runs = [
+            self.run(
+                varies=("init",), replicate=number, architecture="lstm", batch_size=16, epochs=2, crop=0, ema_decay=0.5
+            )
+            for number in range(4)
+        ]
+        for run in runs:
+            row = execute(run, "init", store, data, settings)
+            assert row is not None and row["outcome"] == "ok"
+            ((_, logits),) = store.logits([run.id])
+            ((_, (ema,)),) = store.variants([run.id])
+            assert logits.tobytes() == row["logits"].tobytes() and logits.shape == ema.logits.shape == (30, 11)
+            assert row["accuracy"] == np.mean(row["predictions"] == data.test_labels) and len(row["predictions"]) == 70
+            assert row["cross_entropy"] == pytest.approx(row["history"][-1]["test_loss"], rel=1e-12)
+            assert 0 < row["variants"][0]["accuracy"] < 1 and row["variants"][0]["cross_entropy"] > 0
+
+        sweep = load(store)
+        (table,) = sweep.table().to_dict("records")
+        assert table["n"] == 4 and "over the first 30 of 70 test examples" in table["notes"]
+        ids = [run.id for run in runs]
+        logits, predictions = dict(store.logits(ids)), sweep.arrays(ids, "predictions")
+        kept = np.stack([logits[id] for id in ids])
+        labels = data.test_labels[:30]
+        for name, matrix in {
+            "disagreement": 100 * measures.disagreement(np.stack(predictions)),
+            "correlation": measures.spearman(kept),
+            "ensemble_gain": 100 * measures.ensemble_gain(kept, labels),
+        }.items():
+            assert table[name] == pytest.approx(measures.pair_mean(matrix)), name
+        base, ema = sweep.mitigations().to_dict("records")
+        assert base["disagreement"] == table["disagreement"] and ema["n"] == ema["n_base"] == 4
+        assert "over the first 30 of 70" in ema["notes"]
+        variants = np.stack([variant.logits for _, (variant,) in store.variants(ids)])
+        before, after = (measures.pair_mean(measures.disagreement(measures.predictions(x))) for x in (kept, variants))
+        assert ema["disagreement"] == pytest.approx(100 * after)
+        assert ema["disagreement_reduction"] == pytest.approx(100 * (1 - after / before)), "of the same tokens"
+        assert len(sweep.floors()) == len(sweep.variances()) == 1

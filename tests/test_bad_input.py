@@ -128,8 +128,8 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     # What cannot be honoured
     **{
         f"zeros changed by {kind}": (
-            ["plan", TINY, *settings("perturb.tensor=head.bias", *how)],
-            ["onebit cannot vary at the start", "head.bias", "perturb.step"],
+            ["plan", TINY, *settings("perturb.tensor=bn1.bias", *how)],
+            ["onebit cannot vary at the start", "bn1.bias", "perturb.step"],
         )
         for kind, how in {
             "an ulp": (),

@@ -238,6 +238,15 @@ def test_plan_says_how_large_the_kept_files_are(call: Call, store: Store) -> Non
     assert "keep" not in call("plan", "quickstart-tiny").out
 
 
+def test_plan_says_how_much_of_the_records_is_logits(call: Call) -> None:
+    answer = call("plan", "summers2021-language", "--gpus-per-run", "1", "--json").json
+    # Of Penn Treebank's test set a thousand tokens with ten thousand words each, in float16.
+    assert answer["logits_bytes"] == answer["missing"] * 2 * 10_000_000
+    assert "records will hold logits: about 20.1 GB" in call("plan", "summers2021-language", "--gpus-per-run", "1").out
+    assert call("plan", "quickstart-tiny", "--json").json["logits_bytes"] == 6 * 4 * 297 * 10
+    assert "logits" not in call("plan", "quickstart-tiny").out
+
+
 def test_set_and_only_change_and_select(call: Call) -> None:
     settings = ("--set", "recipe.epochs=1", "--set", "replicates=3", "--only", "source=init", "--only", "trainer=torch")
     answer = call("plan", "quickstart", *settings, "--json")

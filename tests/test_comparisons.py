@@ -179,6 +179,18 @@ def test_a_gain_that_is_not_above_nothing_has_an_interval_of_its_own() -> None:
     assert found.difference.low < -1.1 < found.difference.high
 
 
+def test_a_base_without_a_gain_has_nothing_to_reduce() -> None:
+    """Of a negative base a share has the wrong sign: everything noisier would read as a reduction."""
+    rng = np.random.default_rng(0)
+    before = {name: deviation(rng.standard_normal(6)) for name in MEASURES}
+    before["ensemble_gain"] = pair_average(np.full((6, 6), -0.5) + 0.01 * rng.standard_normal((6, 6)))
+    after = {**before, "ensemble_gain": pair_average(np.full((6, 6), 3.0))}
+    found = reduction(before, after, 1.25, paired=True)
+    assert np.isnan(found.measures["ensemble_gain"].value) and np.isnan(found.mean.value)
+    assert "nothing to reduce" in found.mean.reason
+    assert found.measures["disagreement"].value == 0
+
+
 @pytest.mark.parametrize("sizes", [(8, 8), (5, 30)])
 def test_the_ratio_of_median_times_covers(sizes: tuple[int, int]) -> None:
     """Times with stragglers."""

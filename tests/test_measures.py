@@ -42,13 +42,22 @@ def check(matrix: np.ndarray, expected: np.ndarray, diagonal: float) -> None:
     assert measures.pair_mean(matrix) == pytest.approx(np.nanmean(expected), abs=1e-10)
 
 
-def test_correlations_equal_scipy(logits: np.ndarray) -> None:
+@pytest.mark.parametrize("block", [1, 500, 1 << 20])
+def test_correlations_equal_scipy(logits: np.ndarray, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures, "LONG_BLOCK", block)
     flat = logits.astype(np.float64).reshape(len(logits), -1)
     for ours, theirs in (
         (measures.spearman, scipy.stats.spearmanr),
         (measures.pearson, scipy.stats.pearsonr),
     ):
         check(ours(logits), by_pairs(lambda i, j, f=theirs: f(flat[i], flat[j]).statistic, len(flat)), 1)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_ranks_are_scipys(kind: type) -> None:
+    values = np.random.default_rng(5).standard_normal(5000).astype(kind).astype(np.float32)
+    values[:6] = 0.0, -0.0, 65504.0, -65504.0, 6e-8 if kind is np.float32 else 2.0**-24, 2.0**-24
+    assert (measures.rank(values) == scipy.stats.rankdata(values)).all()
 
 
 @pytest.mark.parametrize("block", [1, 500, 1 << 20])

@@ -277,7 +277,7 @@ def test_more_onebit_replicates_than_changes_are_refused() -> None:
 
 
 def test_zeros_can_be_changed_once_they_have_trained() -> None:
-    later = protocol("onebit", perturb=Perturbation(tensor="head.bias", step=3))
+    later = protocol("onebit", perturb=Perturbation(tensor="bn1.bias", step=3))
     assert Counter(entry.run.perturb is None for entry in expand(later)) == {True: 2, False: 2}
 
 
@@ -298,6 +298,14 @@ def test_onebit_beside_a_source_that_looks_at_every_weight(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(WHOLE)
     assert len(expand(protocol("onebit+./own.py:scaling"))) == 4
+
+
+def test_cycles_need_all_logits_of_the_test_set() -> None:
+    recipe = dataclasses.replace(SHORT, cycles=2, epochs=4)
+    snapshots = protocol("init", architecture="lstm", dataset=DatasetSpec(name="ptb"), recipe=recipe)
+    with pytest.raises(UserError, match=r"recipe\.cycles .* 10,000,000 of 824,250,000 .* test_size to 28 windows"):
+        expand(snapshots)
+    assert expand(apply_settings(snapshots, ["dataset.test_size=28"]))
 
 
 def test_a_missing_framework_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

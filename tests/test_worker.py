@@ -229,6 +229,14 @@ def test_what_is_kept_is_there_before_the_record_and_as_large_as_planned(
     assert records.kept_bytes(dataclasses.replace(run, keep=("barrier",)), network) == 0
 
 
+def test_every_evaluation_leaves_logits(runs: dict[str, list[Run]]) -> None:
+    run = runs["init"][0]
+    views = dataclasses.replace(run, recipe=dataclasses.replace(run.recipe, views=("flip", "crop25"), ema_decay=0.9))
+    assert records.logits_bytes(run, 1000) == 4 * 1000
+    assert records.logits_bytes(views, 1000) == 6 * 4 * 1000, "two kinds of weights, each seen plain and in two ways"
+    assert records.logits_bytes(run, 10_000_000) == 2 * 10_000_000
+
+
 def test_a_run_that_keeps_nothing_leaves_no_file(
     store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]]
 ) -> None:

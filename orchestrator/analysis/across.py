@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,13 @@ BASES = (
     *(*ends("within"), *ends("between"), "notes"),
 )
 CHANGES = ("distance", "cosine", "predictions_changed", "weights_changed", "barrier_error", "barrier_loss")
+BOUNDS = {
+    "distance": (0.0, math.inf),
+    "cosine": (-1.0, 1.0),
+    "predictions_changed": (0.0, 100.0),
+    "weights_changed": (0.0, 100.0),
+}
+"""The least and greatest possible values, where there are any."""
 DIVERGENCE = (
     *CELL,
     "n",
@@ -101,7 +109,7 @@ def divergence(sweep: Sweep) -> pd.DataFrame:
         changed = cell.ok.dropna(subset=["onebit_step"])
         if "onebit" not in label_sources(cell.source) or not len(changed):
             continue
-        estimates = {name: _mean(values_) for name, values_ in _changes(sweep, cell, changed).items()}
+        estimates = {name: _mean(name, values_) for name, values_ in _changes(sweep, cell, changed).items()}
         row = identity(cell) | {
             "n": len(changed),
             "step": int(changed["onebit_step"].median()),
@@ -124,5 +132,5 @@ def _changes(sweep: Sweep, cell: Cell, changed: pd.DataFrame) -> dict[str, pd.Se
     return found
 
 
-def _mean(values_: pd.Series) -> Estimate:
-    return intervals.mean(values_.dropna().to_numpy(np.float64))
+def _mean(name: str, values_: pd.Series) -> Estimate:
+    return intervals.mean(values_.dropna().to_numpy(np.float64), bounds=BOUNDS.get(name, (-math.inf, math.inf)))

@@ -53,10 +53,10 @@ class Measured:
         """Why values or intervals are missing: each reason once, after the measures that it concerns."""
         concerned: dict[str, list[str]] = {}
         for name, estimate in self.estimates.items():
-            if estimate.reason:
+            if estimate.reason and name != "perplexity_sd":  # the cross-entropy's, whose exponential it is
                 concerned.setdefault(estimate.reason, []).append(QUANTITIES[name].title)
         return [
-            reason if len(titles) == len(self.estimates) else f"{', '.join(titles)}: {reason}"
+            reason if len(titles) == len(self.estimates) - 1 else f"{', '.join(titles)}: {reason}"
             for reason, titles in concerned.items()
         ]
 

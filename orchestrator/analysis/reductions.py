@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from protocols.protocol import MEASURES
 
 PAIRS = ("disagreement", "correlation", "ensemble_gain")
 """Those of the five that are means over pairs."""
+
+NOTHING = "the base's is not above 0, so there is nothing to reduce"
 
 
 def variability_reduction(measures: Mapping[str, float], reference: Mapping[str, float]) -> float:
@@ -64,7 +67,8 @@ def reduction(
     """Hold a cell with a mitigation against the cell without.
 
     Intervals leave one model out at a time and are symmetric on the logarithm of what is left of the variability,
-    except where a gain is not above 0, so that it has none. Where the very same trained models were evaluated twice,
+    except where a gain is not above 0, so that it has none. Of a base that is not above 0 itself, as the ensemble gain of
+    few models may be, nothing can be reduced, and a share of it would have the wrong sign. Where the very same trained models were evaluated twice,
     each is left out of both at once: what makes a model an outlier in both then cancels.
 
     Args:
@@ -74,12 +78,17 @@ def reduction(
         paired: whether both are of the same models, in the same order.
     """
     comparisons = {name: compare(after[name], before[name], margin, paired) for name in MEASURES}
+    empty = [name for name in MEASURES if before[name].value <= 0]
+    nothing = Estimate(value=math.nan, reason=NOTHING)
     first, second = [after[name] for name in MEASURES], [before[name] for name in MEASURES]
     mean = same(_mean_ratio, *first, *second) if paired else separate(_mean_ratio, first, second)
     return Reduction(
-        measures={name: _reduced(relative(after[name], before[name], paired)) for name in MEASURES},
+        measures={
+            name: nothing if name in empty else _reduced(relative(after[name], before[name], paired))
+            for name in MEASURES
+        },
         comparisons=comparisons,
-        mean=_reduced(mean),
+        mean=nothing if empty else _reduced(mean),
     )
 
 

@@ -51,6 +51,8 @@ def publish(study: Study, plan: Plan, store: Store, html: Path | None = None) ->
     click.echo(headline(study, plan) + "\n")
     write_table(sweep, output.console())
     if not plan.done:
+        if html is not None:
+            click.echo(f"Nothing is done yet, so {html} was not written.")
         return
     folder = Path(store.url) / "report"
     write_csv(sweep, folder / "table.csv")

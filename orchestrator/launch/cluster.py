@@ -92,7 +92,7 @@ def _start(cpus: int | None) -> None:
             log_to_driver=False,
             logging_level=logging.CRITICAL,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray raises a bare one where its own processes are slow to start
         raise UserError(f"Ray cannot start on this machine: {str(error).splitlines()[0]}") from error
 
 
@@ -108,7 +108,7 @@ def _connect(address: str) -> None:
             log_to_driver=False,
             logging_level=logging.CRITICAL,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # as above
         raise UserError(f"no Ray cluster answers at {address!r}: {str(error).splitlines()[0]}") from error
 
 
