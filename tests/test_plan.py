@@ -303,7 +303,7 @@ def test_onebit_beside_a_source_that_looks_at_every_weight(tmp_path: Path, monke
 def test_cycles_need_all_logits_of_the_test_set() -> None:
     recipe = dataclasses.replace(SHORT, cycles=2, warmup_epochs=0.0)
     snapshots = protocol("init", architecture="lstm", dataset=DatasetSpec(name="ptb"), recipe=recipe)
-    with pytest.raises(UserError, match=r"recipe\.cycles .* 10,000,000 of 824,250,000 .* test_size to 28 windows"):
+    with pytest.raises(UserError, match=r"recipe\.cycles .* 10,000,000 of 824,250,000 .*test_size to 28 windows"):
         expand(snapshots)
     assert expand(apply_settings(snapshots, ["dataset.test_size=28"]))
 

@@ -145,7 +145,8 @@ def rank(values: Logits) -> Floats:
         bits = halves.view(np.uint16).astype(np.int32)
         places = 0x8000 + np.where(bits < 0x8000, bits, 0x8000 - bits)
         counts = np.bincount(places, minlength=0x10000)
-        return (np.cumsum(counts) - (counts - 1) / 2)[places]
+        ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[places]
+        return ranks
     # Not scipy.stats.rankdata: its result is the same, its import takes as long as all else that a report imports.
     return np.asarray(pd.Series(values).rank(), dtype=np.float64)
 

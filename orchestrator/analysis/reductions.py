@@ -67,8 +67,9 @@ def reduction(
     """Hold a cell with a mitigation against the cell without.
 
     Intervals leave one model out at a time and are symmetric on the logarithm of what is left of the variability,
-    except where a gain is not above 0, so that it has none. Of a base that is not above 0 itself, as the ensemble gain of
-    few models may be, nothing can be reduced, and a share of it would have the wrong sign. Where the very same trained models were evaluated twice,
+    except where a gain is not above 0, so that it has none. Of a base that is not above 0 itself, as the ensemble gain
+    of few models may be, nothing can be reduced, and a share of it would have the wrong sign. Where the very same
+    trained models were evaluated twice,
     each is left out of both at once: what makes a model an outlier in both then cancels.
 
     Args:
