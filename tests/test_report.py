@@ -24,6 +24,7 @@ from orchestrator.report import studies, text, write_csv, write_html, write_late
 from orchestrator.report.html import axis_limits
 from orchestrator.report.table import ON_PAGE
 from orchestrator.store import Store, open_store
+from protocols.digest import tensor_digests
 from protocols.errors import UserError
 from protocols.perturbation import Perturbation
 from protocols.protocol import Cell, DatasetSpec, Protocol
@@ -362,11 +363,12 @@ def rich_study(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         )
         for fake in planned:
             features = rng.standard_normal((8, 4))
-            store.save_kept(fake.run.id, {"gram/stem": features @ features.T, "weights/w": rng.standard_normal(3)})
+            weights = rng.standard_normal(3)
+            store.save_kept(fake.run.id, {"gram/stem": features @ features.T, "weights/w": weights})
             calm = {"name": "flip", "passes": 2, "accuracy": 0.9, "cross_entropy": 0.4}
             calm["logits"] = factory.logits(fake.run, noise=1.0)
             seconds = 2.0 + rng.random() if fake.run.library == "held" else 1.0
-            digests = {"tensor_digests": {"w": fake.run.id}}
+            digests = {"tensor_digests": tensor_digests({"w": weights})}
             factory.fill(
                 store, [fake], noise=2.0, variants=[calm], kept=["layers", "weights"], train_seconds=seconds, **digests
             )
