@@ -520,3 +520,24 @@ def test_a_sweep_uses_every_gpu_of_a_cluster_at_an_address(
         assert used == {"0", "1"}, "a run was given no GPU, or more than one"
     finally:
         nodes.shutdown()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_ray_that_is_slow_to_start_is_tried_again_once(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
+    from orchestrator.launch import cluster
+
+    tried: list[int | None] = []
+
+    def init(cpus: int | None) -> None:
+        tried.append(cpus)
+        if len(tried) <= failures:
+            raise Exception("The current node timed out during startup.\nMore.")  # noqa: TRY002
+
+    monkeypatch.setattr(cluster, "_init", init)
+    monkeypatch.setattr(cluster.ray, "shutdown", lambda: None)
+    if failures == 1:
+        cluster._start(2)
+    else:
+        with pytest.raises(UserError, match=r"^Ray cannot start on this machine: The current node timed out .*\.$"):
+            cluster._start(2)
+    assert tried == [2, 2]

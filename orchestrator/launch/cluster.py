@@ -84,16 +84,24 @@ def cluster(address: str | None, max_concurrent: int | None) -> Iterator[None]:
 
 def _start(cpus: int | None) -> None:
     try:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-        )
-    except Exception as error:  # Ray raises a bare one where its own processes are slow to start
-        raise UserError(f"Ray cannot start on this machine: {str(error).splitlines()[0]}") from error
+        _init(cpus)
+    except Exception:  # Ray raises a bare one where a busy machine is slow to start its processes
+        ray.shutdown()
+        try:
+            _init(cpus)
+        except Exception as error:
+            raise UserError(f"Ray cannot start on this machine: {str(error).splitlines()[0]}") from error
+
+
+def _init(cpus: int | None) -> None:
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.CRITICAL,
+    )
 
 
 def _connect(address: str) -> None:
@@ -108,7 +116,7 @@ def _connect(address: str) -> None:
             log_to_driver=False,
             logging_level=logging.CRITICAL,
         )
-    except Exception as error:  # as above
+    except Exception as error:  # some of Ray's are bare ones
         raise UserError(f"no Ray cluster answers at {address!r}: {str(error).splitlines()[0]}") from error
 
 
