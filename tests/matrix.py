@@ -134,6 +134,10 @@ def attempt(combination: Combination) -> str:
         Exception: whatever goes wrong that should not.
     """
     try:
+        catalog.dataset(combination.dataset)
+    except UserError as error:
+        return f"no data: {error}"
+    try:
         planned = [entry for entry in expand(protocol(combination)) if entry.run.varies]
     except UserError as error:
         assert "\n" not in str(error)
