@@ -119,7 +119,7 @@ def test_onebit_is_one_nonzero_element_and_one_ulp(stores: tuple[Path, Path]) ->
             catalog.architecture(run.architecture), (8, 8, 1), 10, run.recipe
         )
         held = initial_weights(run.without("onebit"), network)
-        changed, _ = perturb(run, network, held)
+        changed, _ = perturb(run, network, held, 0)
         assert digest(held) == control.loc[run.trainer, "initial_digest"]
         assert digest(changed) == record["initial_digest"]
         differing = {name: np.flatnonzero(held[name] != changed[name]) for name in held}
