@@ -1,6 +1,6 @@
 """Every combination of source, architecture, dataset and trainer: does it build, and does it take three steps?
 
-``python -m tests.matrix`` tries them all and writes the table that docs/combinations.md shows; it takes about an hour.
+``python -m tests.matrix`` tries them all and writes the table that docs/combinations.md shows; it takes about half an hour.
 The tests take the rows and columns of the table and a seeded sample of its inside.
 
 Data are looked for in NOISEGRID_DATA (and fetched nowhere): a dataset that is not there is reported as such.
@@ -171,13 +171,13 @@ def main(output: Path, share: float) -> None:
 
     chosen, began = sample(everything(), share), time.monotonic()
     found = dict(track(table(chosen), total=len(chosen), description="combinations"))
-    output.write_text(_page(found, time.monotonic() - began))
+    output.write_text(_page(found, time.monotonic() - began, share))
     counts = Counter(result.partition(":")[0] for result in found.values())
     click.echo(", ".join(f"{count} {name}" for name, count in counts.items()))
     raise SystemExit("FAILED" in counts)
 
 
-def _page(found: dict[Combination, str], seconds: float) -> str:
+def _page(found: dict[Combination, str], seconds: float, share: float) -> str:
     """One row an architecture and trainer, one column a dataset: how many of the sources took three steps."""
     names = {dataset: dataset.rpartition(":")[2] for dataset in DATASETS}
     counts = Counter(result.partition(":")[0] for result in found.values())
@@ -187,7 +187,7 @@ def _page(found: dict[Combination, str], seconds: float) -> str:
         "What `python -m tests.matrix` found when it was last run: every source, architecture, dataset and trainer, "
         "three steps each.",
         "",
-        f"{len(found):,} combinations in {seconds / 60:.0f} minutes: {counts['ok']:,} took their steps, "
+        f"{len(found):,} combinations ({share:.0%} of all, drawn by a seed) in {seconds / 60:.0f} minutes: {counts['ok']:,} took their steps, "
         f"{counts['senseless']:,} make no sense and are refused by `plan` in one line, {counts['no data']:,} had no "
         f"data on that machine, {counts['FAILED']:,} failed.",
         "",
