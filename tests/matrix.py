@@ -1,6 +1,7 @@
 """Every combination of source, architecture, dataset and trainer: does it build, and does it take three steps?
 
-``python -m tests.matrix`` tries them all and writes the table that docs/combinations.md shows; it takes about half an hour.
+``python -m tests.matrix`` tries them all and writes the table that docs/combinations.md shows; it takes about half
+an hour.
 The tests take the rows and columns of the table and a seeded sample of its inside.
 
 Data are looked for in NOISEGRID_DATA (and fetched nowhere): a dataset that is not there is reported as such.
@@ -187,9 +188,9 @@ def _page(found: dict[Combination, str], seconds: float, share: float) -> str:
         "What `python -m tests.matrix` found when it was last run: every source, architecture, dataset and trainer, "
         "three steps each.",
         "",
-        f"{len(found):,} combinations ({share:.0%} of all, drawn by a seed) in {seconds / 60:.0f} minutes: {counts['ok']:,} took their steps, "
-        f"{counts['senseless']:,} make no sense and are refused by `plan` in one line, {counts['no data']:,} had no "
-        f"data on that machine, {counts['FAILED']:,} failed.",
+        f"{len(found):,} combinations ({share:.0%} of all, drawn by a seed) in {seconds / 60:.0f} minutes: "
+        f"{counts['ok']:,} took their steps, {counts['senseless']:,} make no sense and are refused by `plan` in one line, "
+        f"{counts['no data']:,} had no data on that machine, {counts['FAILED']:,} failed.",
         "",
         f"A number says how many of {len(SOURCES)} sources ({', '.join(SOURCES)}) took their steps; `-`: the network "
         "does not fit the data; `?`: no data there. `photographs` are real photographs in ImageFolder layout, `book` "
