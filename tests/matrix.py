@@ -189,8 +189,8 @@ def _page(found: dict[Combination, str], seconds: float, share: float) -> str:
         "three steps each.",
         "",
         f"{len(found):,} combinations ({share:.0%} of all, drawn by a seed) in {seconds / 60:.0f} minutes: "
-        f"{counts['ok']:,} took their steps, {counts['senseless']:,} make no sense and are refused by `plan` in one line, "
-        f"{counts['no data']:,} had no data on that machine, {counts['FAILED']:,} failed.",
+        f"{counts['ok']:,} took their steps, {counts['senseless']:,} make no sense and are refused by `plan` in one "
+        f"line, {counts['no data']:,} had no data on that machine, {counts['FAILED']:,} failed.",
         "",
         f"A number says how many of {len(SOURCES)} sources ({', '.join(SOURCES)}) took their steps; `-`: the network "
         "does not fit the data; `?`: no data there. `photographs` are real photographs in ImageFolder layout, `book` "
