@@ -14,6 +14,19 @@ def has_gpu() -> bool:
     return Path("/dev/nvidia0").exists() or any(Path("/proc/driver/nvidia/gpus").glob("*"))
 
 
+def device(gpus: float) -> str:
+    """Which device this process has: the UUID of its first GPU, ``GPU N`` where the driver names none, or ``cpu``."""
+    if not gpus:
+        return "cpu"
+    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip() or "0"
+    query = ["nvidia-smi", f"--id={index}", "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (subprocess.SubprocessError, OSError):
+        answer = ""
+    return answer or f"GPU {index}"
+
+
 def cores(share: float) -> int:
     """CPU cores that go with so many of this machine's GPUs, at least 1."""
     try:

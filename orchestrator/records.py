@@ -63,6 +63,8 @@ class Attempt:
     host: str
     process: str
     """host:pid:start time of the training process."""
+    device: str
+    """The device it was trained on: the GPU's UUID, or ``cpu``."""
 
 
 def now() -> datetime:
@@ -145,6 +147,7 @@ def failure(
     """
     return {
         **_identity(run, source, attempt),
+        "device": attempt.device,
         "outcome": outcome,
         "message": message,
         "traceback": traceback,

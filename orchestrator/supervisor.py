@@ -24,7 +24,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from orchestrator import catalog, records
+from orchestrator import catalog, devices, records
 from orchestrator.store import Spool, StoreError, open_store
 from orchestrator.worker import Settings
 from protocols.run import Run
@@ -128,7 +128,12 @@ class Supervisor:
                 continue
             number = child.attempt or self._store.begin(run.id)
             attempt = records.Attempt(
-                number=number, started=started, finished=records.now(), host=socket.gethostname(), process=""
+                number=number,
+                started=started,
+                finished=records.now(),
+                host=socket.gethostname(),
+                process="",
+                device=devices.device(self._settings.gpus),
             )
             message = end["message"] + self._progress(run)
             self._store.fail(

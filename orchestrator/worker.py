@@ -230,7 +230,12 @@ def execute(
             if "barrier" in run.keep:
                 comparison = _with_barrier(comparison, run, data, context, outcome, reference)
         attempt = records.Attempt(
-            number=number, started=started, finished=finished, host=socket.gethostname(), process=process()
+            number=number,
+            started=started,
+            finished=finished,
+            host=socket.gethostname(),
+            process=process(),
+            device=devices.device(settings.gpus),
         )
         row = records.record(run, source, outcome, data, network, attempt, origin, comparison)
         if not run.varies and run.replicate == 0:

@@ -250,6 +250,7 @@ def failure(fake: Fake, attempt: int = 1, outcome: str = "out_of_memory") -> dic
         "started": STARTED,
         "finished": STARTED + datetime.timedelta(seconds=2),
         "host": "node",
+        "device": "cpu",
         "specification": run.specification,
     }
 

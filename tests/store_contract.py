@@ -19,6 +19,7 @@ from safetensors.numpy import load
 from orchestrator.store import FAILURE_SCHEMA, RECORD_SCHEMA, Reference, Store, StoreError, open_store
 from orchestrator.store.files import LocalFiles
 from orchestrator.store.records import WHOLE
+from orchestrator.store.store import FOLDERS
 from protocols.contract import Checkpoint, Epoch, epoch_values
 from protocols.digest import tensor_digests
 from protocols.errors import UserError
@@ -85,8 +86,8 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "garbage": (lambda data: np.random.default_rng(0).bytes(5000), "cannot be read as Parquet"),
     "text": (lambda data: b"not a record\n", "cannot be read as Parquet"),
     "appended to": (lambda data: data + b"PAR1", "cannot be read as Parquet"),
-    "older schema": (lambda data: rewritten(data, version("0")), "not of schema 2"),
-    "no schema version": (lambda data: rewritten(data, unversioned), "not of schema 2"),
+    "older schema": (lambda data: rewritten(data, version("0")), "not of schema 3"),
+    "no schema version": (lambda data: rewritten(data, unversioned), "not of schema 3"),
     "column missing": (lambda data: rewritten(data, lambda table: table.drop_columns("host")), "columns are not those"),
     "two rows": (lambda data: rewritten(data, lambda table: pa.concat_tables([table, table])), "it has 2 rows"),
     "another id": (lambda data: rewritten(data, column("id", "f" * 64)), "it is the record of ffff"),
@@ -349,19 +350,19 @@ class StoreContract:
     # Versions
 
     def test_a_newer_store_is_refused(self, url: str, store: Store, files: LocalFiles) -> None:
-        files.put("store.json", b'{"schema": 3}')
+        files.put("store.json", b'{"schema": 4}')
         for create in (False, True):
-            with pytest.raises(UserError, match="is of schema 3, newer than the 2 that this version") as caught:
+            with pytest.raises(UserError, match="is of schema 4, newer than the 3 that this version") as caught:
                 open_store(url, create=create)
             assert "\n" not in str(caught.value)
 
     def test_an_older_store_is_refused_and_left_alone(self, url: str, store: Store, files: LocalFiles) -> None:
-        files.put("store.json", b'{"schema": 1}')
+        files.put("store.json", b'{"schema": 2}')
         for create in (False, True):
-            with pytest.raises(UserError, match="is of schema 1, and .* 2 only; give another folder") as caught:
+            with pytest.raises(UserError, match="is of schema 2, and .* 3 only; give another folder") as caught:
                 open_store(url, create=create)
             assert "\n" not in str(caught.value)
-        assert files.get("store.json") == b'{"schema": 1}'
+        assert files.get("store.json") == b'{"schema": 2}'
 
     @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"schema": "1"}', b'{"schema": 0}', b"\xff\xfe"])
     def test_a_store_without_a_version_is_refused(self, url: str, store: Store, files: LocalFiles, text: bytes) -> None:
@@ -376,7 +377,7 @@ class StoreContract:
         path = f"records/{row['id']}.parquet"
         data = files.get(path)
         assert data is not None
-        newer = rewritten(data, version("3"))
+        newer = rewritten(data, version("4"))
         files.put(path, newer)
         for use in (
             store.finished,
@@ -387,7 +388,7 @@ class StoreContract:
             lambda: store.set_aside(row["id"]),
             lambda: store.commit(row),
         ):
-            with pytest.raises(StoreError, match=f"{path} is of schema 3, newer than the 2"):
+            with pytest.raises(StoreError, match=f"{path} is of schema 4, newer than the 3"):
                 use()
         assert files.get(path) == newer
 
@@ -412,7 +413,9 @@ class StoreContract:
 
     def test_probe_leaves_nothing(self, store: Store, files: LocalFiles) -> None:
         store.probe()
-        assert [files.entries(folder) for folder in files.names() if "." not in folder] == [[]] * 10
+        folders = [folder for folder in files.names() if "." not in folder]
+        assert set(FOLDERS) == set(folders)
+        assert not any(files.entries(folder) for folder in folders)
 
     def test_a_file_is_examined_once(
         self, store: Store, files: LocalFiles, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""What a store's files hold: the columns of version 2, one fixed schema for each kind of file.
+"""What a store's files hold: the columns of version 3, one fixed schema for each kind of file.
 
 ``docs/store.md`` gives the unit and meaning of every column. A change of a name, a type or a meaning is a new version.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 """Version of the layout and of every schema here; stands in ``store.json`` and in the metadata of every file."""
 
 VERSION_KEY = b"noisegrid_schema"
@@ -165,6 +165,7 @@ FAILURE_SCHEMA = _schema(
         "started": _TIME,
         "finished": _TIME,
         "host": _TEXT,
+        "device": _TEXT,
         "specification": _TEXT,
     },
     optional=set(),

@@ -43,6 +43,12 @@ FOLDERS = (
     "labels",
     "references",
     "hardware",
+    "compacted",
+    "leases",
+    "sweeps",
+    "looks",
+    "canaries",
+    "logs",
     "corrupt",
     TEMPORARY,
 )
