@@ -42,6 +42,12 @@ def test_every_batch_is_applied_once_and_never_before_it_was_read(workers: int, 
     assert from_log(commits.log(), len(times)).log().tolist() == commits.log().tolist()
 
 
+def test_a_slow_batch_is_overtaken_until_its_time_has_come() -> None:
+    """Two workers; the first is busy until 3 and then comes before the second, which ends its third batch then."""
+    commits = simulate(np.array([3.0, 1.0, 1.0, 1.0, 1.0]), 2)
+    assert commits.log().tolist() == [[1, 1, 0], [1, 2, 1], [0, 0, 0], [1, 3, 2], [0, 4, 3]]
+
+
 def test_staleness_is_what_the_number_of_workers_makes_it() -> None:
     """With K workers always at work, a gradient waits for K - 1 others on average."""
     for workers in (2, 4, 8):

@@ -87,6 +87,7 @@ def test_verdicts_err_as_seldom_as_they_say() -> None:
     assert np.mean([verdict == DIFFERENT for verdict in verdicts(1.0, 60)]) <= 0.075
     assert np.mean([verdict == SAME for verdict in verdicts(1.0, 60)]) >= 0.8, "about 53 replicates find it at x1.5"
     assert np.mean([verdict == DIFFERENT for verdict in verdicts(2.5, 60)]) >= 0.95
+    assert np.mean([verdict == DIFFERENT for verdict in verdicts(1 / 2.5, 60)]) >= 0.95, "in either direction"
     assert np.mean([verdict == CANNOT_SAY for verdict in verdicts(1.0, 6)]) >= 0.8
 
 

@@ -47,14 +47,15 @@ def test_means_are_over_all_views_and_a_shared_view_is_computed_once() -> None:
 
     def logits(view: View) -> np.ndarray:
         looked.append(view)
-        return np.full((2, 3), view.row + 10 * view.column + 100 * view.flip, np.float32)
+        plain = 51 * (view == PLAIN)
+        return np.full((2, 3), view.row + 10 * view.column + 100 * view.flip + plain, np.float32)
 
     found = averaged(logits, ["flip", "crop25", "flip-crop25"])
     assert len(looked) == len(set(looked)) == 50
     assert {name: passes for name, (_, passes) in found.items()} == {"flip": 2, "crop25": 26, "flip-crop25": 51}
-    assert found["flip"][0].tolist() == [[50.0] * 3] * 2
-    assert np.allclose(found["crop25"][0], 0), "shifts cancel"
-    assert np.allclose(found["flip-crop25"][0], 100 * 25 / 51)
+    assert found["flip"][0].tolist() == [[(51 + 100) / 2] * 3] * 2
+    assert np.allclose(found["crop25"][0], 2 * 51 / 26), "shifts cancel, and the image itself counts twice"
+    assert np.allclose(found["flip-crop25"][0], (100 * 25 + 2 * 51) / 51)
 
 
 @pytest.mark.parametrize(("epochs", "cycles", "steps"), [(500, 5, 98), (10, 2, 7), (6, 3, 50)])
