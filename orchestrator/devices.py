@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 from pathlib import Path
@@ -18,13 +19,26 @@ def device(gpus: float) -> str:
     """Which device this process has: the UUID of its first GPU, ``GPU N`` where the driver names none, or ``cpu``."""
     if not gpus:
         return "cpu"
-    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip() or "0"
-    query = ["nvidia-smi", f"--id={index}", "--query-gpu=uuid", "--format=csv,noheader"]
+    return _uuid(os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip() or "0")
+
+
+def model() -> str:
+    """The model of this process's first GPU; ``GPU`` where the driver names none."""
+    return _query(os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip() or "0", "name") or "GPU"
+
+
+@functools.cache
+def _uuid(index: str) -> str:
+    return _query(index, "uuid") or f"GPU {index}"
+
+
+def _query(index: str, what: str) -> str:
+    """One property of a GPU, by its number or UUID; empty where the driver does not tell."""
+    query = ["nvidia-smi", f"--id={index}", f"--query-gpu={what}", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+        return subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     except (subprocess.SubprocessError, OSError):
-        answer = ""
-    return answer or f"GPU {index}"
+        return ""
 
 
 def cores(share: float) -> int:

@@ -143,9 +143,13 @@ def _trainer(name: str) -> Finding:
 
 def _store(url: str) -> Finding:
     try:
-        open_store(url, create=True).probe()
+        store = open_store(url, create=True)
+        store.probe()
     except UserError as error:
         return Finding(level="fail", subject="store", text=str(error))
+    if not store.exclusive:
+        text = f"{url} lets two writers create one file; two sweeps at a time may train a run twice"
+        return Finding(level="warn", subject="store", text=text)
     return Finding(level="ok", subject="store", text=f"{url} can be written to, read from and deleted in")
 
 

@@ -6,29 +6,31 @@ Everything that can be known to be wrong is found here, before anything runs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 
 from orchestrator import catalog
+from orchestrator.looks import Looks, grant, read_looks
 from protocols import protocol as grids
 from protocols import streams
 from protocols.contract import Network, Trainer
 from protocols.errors import UserError
 from protocols.protocol import Cell
 from protocols.recipe import Recipe
-from protocols.run import Run
+from protocols.run import Replicates, Run
 from protocols.sources import CONTROL, HELD, is_own, parse_sources, resolve_sources, source_label
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
     """One run of a protocol, with what its cell has in common."""
 
     run: Run
+    id: str
+    """``run.id``"""
     source: str
     """How tables name the set of sources it varies."""
     group: str
@@ -36,16 +38,16 @@ class Planned:
     network: Network = field(compare=False)
     examples: int
     """Training examples of an epoch."""
+    priority: int = field(default=0, compare=False)
+    """Its cell's; of several cells that come to this run, the highest."""
+
+    adaptive: bool = field(default=False, compare=False)
+    """Whether looks decide how many replicates its cell has."""
 
     @property
     def parameters(self) -> int:
         """Trainable parameters of its network."""
         return self.network.count
-
-    @cached_property
-    def id(self) -> str:
-        """The run's id."""
-        return self.run.id
 
 
 class Records(Protocol):
@@ -56,6 +58,57 @@ class Records(Protocol):
 
     def corrupt(self) -> Mapping[str, str]:
         """Unreadable records: id or file name -> what is wrong with it."""
+
+    def looks(self, declaration: str) -> Iterable[Mapping[str, Any]]:
+        """Recorded looks of one declaration."""
+
+
+class Replicated:
+    """A cell at one base seed: its runs, made when they are asked for."""
+
+    def __init__(self, cell: _Resolved, base_seed: int) -> None:
+        self._cell = cell
+        self._template = dataclasses.replace(cell.template, base_seed=base_seed)
+        self._replicates = Replicates(self._template)
+        self.name = self.id(0)
+        """The id of its first replicate."""
+        self.group = self._template.group
+        self.source = cell.label
+        self.most = cell.replicates
+        """How many replicates it can have."""
+        self.adaptive = cell.adaptive
+        """Whether looks decide how many it has."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The cell in words."""
+        run = self._template
+        return {
+            "trainer": run.trainer,
+            "architecture": run.architecture,
+            "dataset": str(run.dataset),
+            "varies": list(run.varies),
+            "library": run.library,
+            "asynchrony": run.asynchrony,
+            "base_seed": run.base_seed,
+        }
+
+    def id(self, replicate: int) -> str:
+        """The id of one of its runs."""
+        return self._replicates.id(replicate)
+
+    def planned(self, replicate: int) -> Planned:
+        """One of its runs."""
+        return Planned(
+            run=dataclasses.replace(self._template, replicate=replicate),
+            id=self.id(replicate),
+            source=self.source,
+            group=self.group,
+            network=self._cell.network,
+            examples=self._cell.examples,
+            priority=self._cell.priority,
+            adaptive=self.adaptive,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +126,18 @@ class Plan:
     """The store's unreadable records, planned or not."""
     unplanned: int
     """Records in the store that are none of the protocol's."""
+    growing: tuple[Replicated, ...] = ()
+    """The cells whose number of replicates looks decide; ``planned`` has what recorded looks grant so far."""
+    further: int = 0
+    """How many runs the looks to come may add at most."""
 
     def cells(self) -> dict[tuple[str, str, str, str, str], list[Planned]]:
         """Planned runs by (trainer, architecture, dataset, group, source), in the protocol's order."""
-        cells: dict[tuple[str, str, str, str, str], list[Planned]] = {}
+        alike: dict[tuple[str, str], list[Planned]] = {}
         for planned in self.planned:
-            run = planned.run
-            key = (run.trainer, run.architecture, str(run.dataset), planned.group, planned.source)
-            cells.setdefault(key, []).append(planned)
-        return cells
+            alike.setdefault((planned.group, planned.source), []).append(planned)
+        runs = ((entries[0].run, key, entries) for key, entries in alike.items())
+        return {(run.trainer, run.architecture, str(run.dataset), *key): entries for run, key, entries in runs}
 
 
 def plan(protocol: grids.Protocol, store: Records, *, gpus_per_run: float | None = None) -> Plan:
@@ -95,7 +151,10 @@ def plan(protocol: grids.Protocol, store: Records, *, gpus_per_run: float | None
     Raises:
         UserError: see :func:`expand`.
     """
-    planned = expand(protocol, gpus_per_run=gpus_per_run)
+    cells = _cells(protocol, gpus_per_run)
+    growing = tuple(cell for cell in cells if cell.adaptive)
+    looks = read_looks(store.looks(protocol.until.declaration)) if protocol.until and growing else {}
+    planned, further = _planned(protocol, cells, looks)
     finished = frozenset(store.finished())
     done = frozenset(run.id for run in planned) & finished
     return Plan(
@@ -105,13 +164,16 @@ def plan(protocol: grids.Protocol, store: Records, *, gpus_per_run: float | None
         missing=tuple(run for run in planned if run.id not in done),
         corrupt=dict(store.corrupt()),
         unplanned=len(finished - done),
+        growing=growing,
+        further=further,
     )
 
 
 def expand(protocol: grids.Protocol, *, gpus_per_run: float | None = None) -> list[Planned]:
     """Every run of a protocol, in the order to run: replicate by replicate, within one by trainer, controls first.
 
-    Every group gets its control, whether or not a cell asks for it. Cells that come to the same runs are one.
+    Every group gets its control, whether or not a cell asks for it. Cells that come to the same runs are one. Cells
+    whose number of replicates looks decide have those of the first look.
 
     Args:
         protocol: what is to be expanded.
@@ -119,19 +181,49 @@ def expand(protocol: grids.Protocol, *, gpus_per_run: float | None = None) -> li
 
     Raises:
         UserError: a name is unknown, a source has nothing to vary, a library kind is not to be had, there are more
-            replicates than different ones, or a dataset is smaller than what is asked of it.
+            replicates than different ones, a dataset is smaller than what is asked of it, or a budget does not suffice
+            for the first looks.
     """
+    return _planned(protocol, _cells(protocol, gpus_per_run), {})[0]
+
+
+def further_runs(protocol: grids.Protocol) -> int:
+    """How many runs looks may add to those of :func:`expand` at most."""
+    return _planned(protocol, _cells(protocol, None), {})[1] if protocol.until else 0
+
+
+def _cells(protocol: grids.Protocol, gpus_per_run: float | None) -> list[Replicated]:
+    """The different cells of a protocol, in the order to run."""
     resolver = _Resolver(protocol, gpus_per_run)
     cells: dict[Run, _Resolved] = {}
     for cell in protocol.cells:
         for source in (CONTROL, cell.source):
             resolved = resolver.resolve(dataclasses.replace(cell, source=source))
-            known = cells.get(resolved.template)
-            if known is None or known.replicates < resolved.replicates:
-                cells[resolved.template] = resolved
+            known = cells.get(resolved.template, resolved)
+            more = known if known.replicates >= resolved.replicates else resolved
+            priority = max(known.priority, resolved.priority)
+            cells[resolved.template] = dataclasses.replace(more, priority=priority)
     # Sorting is stable: within a trainer, controls come first and the rest stays in the protocol's order.
     ordered = sorted(cells.values(), key=lambda cell: (cell.template.trainer, bool(cell.template.varies)))
-    return list(_replicated(ordered, protocol.base_seeds))
+    return [Replicated(cell, seed) for cell in ordered for seed in protocol.base_seeds]
+
+
+def _planned(protocol: grids.Protocol, cells: Sequence[Replicated], looks: Looks) -> tuple[list[Planned], int]:
+    """The runs that are planned by what looks have found, in the order to run, and how many more there may be."""
+    counts, further = {cell.name: cell.most for cell in cells}, 0
+    growing = [cell.name for cell in cells if cell.adaptive]
+    if protocol.until is not None and growing:
+        budget, begin = protocol.until.budget, len(growing) * protocol.until.at_least
+        if budget is not None and budget < begin:
+            raise UserError(
+                f"until.budget is {budget:,}, but {len(growing):,} cells begin with {protocol.until.at_least} "
+                f"replicates each, {begin:,} runs in all"
+            )
+        granted = grant(protocol.until, growing, looks)
+        counts |= granted.replicates
+        further = granted.most - sum(granted.replicates.values())
+    rounds = range(max(counts[cell.name] for cell in cells))
+    return [cell.planned(number) for number in rounds for cell in cells if number < counts[cell.name]], further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,23 +233,10 @@ class _Resolved:
     template: Run
     label: str
     replicates: int
+    adaptive: bool
     network: Network
     examples: int
-
-
-def _replicated(cells: Sequence[_Resolved], base_seeds: Sequence[int]) -> Iterator[Planned]:
-    seeded = [(cell, dataclasses.replace(cell.template, base_seed=seed)) for cell in cells for seed in base_seeds]
-    groups = [run.group for _, run in seeded]
-    for replicate in range(max(cell.replicates for cell in cells)):
-        for (cell, run), group in zip(seeded, groups, strict=True):
-            if replicate < cell.replicates:
-                yield Planned(
-                    run=dataclasses.replace(run, replicate=replicate),
-                    source=cell.label,
-                    group=group,
-                    network=cell.network,
-                    examples=cell.examples,
-                )
+    priority: int
 
 
 class _Resolver:
@@ -202,6 +281,7 @@ class _Resolver:
         )
         self._check_keep(trainer, network, where)
         replicates = (cell.replicates or self._protocol.replicates) if varies else self._protocol.controls
+        adaptive = self._protocol.until is not None and bool(varies) and cell.replicates is None
         self._check_kernels(template, replicates, trainer)
         if template.perturb is not None:
             steps = -(-examples // recipe.batch_size)
@@ -210,8 +290,10 @@ class _Resolver:
             template=template,
             label=source_label(varies, honoured, "" if template.perturb is None else template.perturb.label),
             replicates=replicates,
+            adaptive=adaptive,
             network=network,
             examples=examples,
+            priority=cell.priority,
         )
 
     def _network(self, cell: Cell, trainer: Trainer, definition: Any, shape: tuple[int, ...]) -> Network:

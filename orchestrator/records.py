@@ -155,15 +155,6 @@ def failure(
     }
 
 
-def error_outcome(error: BaseException) -> str:
-    """``out_of_memory`` or ``error``. Frameworks are told apart by the names of their exceptions, none is imported."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    text = str(error).lower()
-    if names & {"MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}:
-        return "out_of_memory"
-    return "out_of_memory" if "out of memory" in text or "can't allocate memory" in text else "error"
-
-
 def predictions(tested: Outcome | Variant) -> NDArray[np.int32]:
     """The most likely class of each test example, the first of equals; (examples,)."""
     return highest(tested.logits) if tested.predictions is None else tested.predictions

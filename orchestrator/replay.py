@@ -76,7 +76,7 @@ def replay(store: Store, id: str, settings: Settings, *, patience: float = 3600.
         scratch = open_store(folder, create=True)
         if "onebit" in run.varies and (reference := store.load_reference(run.without("onebit").id)) is not None:
             scratch.save_reference(run.without("onebit").id, reference)
-        supervisor = Supervisor(dataclasses.replace(settings, store=scratch.url), retries=0, patience=patience)
+        supervisor = Supervisor(dataclasses.replace(settings, store=scratch.url, sweep=""), patience=patience)
         try:
             events = list(supervisor.train([Job(run=run, source=record["source"], log=log)]))
         finally:

@@ -16,159 +16,30 @@ import queue
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator import catalog, devices, provenance, records
+from orchestrator import canary, catalog, devices, memory, provenance, records
 from orchestrator.barrier import barrier
-from orchestrator.store import Reference, Spool, Store, open_store
-from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted, Outcome
+from orchestrator.context import Listener, OtherHardware, RunContext, check_hardware
+from orchestrator.context import Settings as Settings
+from orchestrator.outcomes import error_outcome
+from orchestrator.retrying import patiently
+from orchestrator.store import Reference, Store, open_store
+from protocols.contract import Dataset, Interrupted, Outcome
+from protocols.errors import UserError
 from protocols.protocol import DatasetSpec
 from protocols.run import Run, run_from_specification
 
-Listener = Callable[[dict[str, Any]], None]
-"""Receives what happens while a run trains: a dictionary with ``kind`` and ``id``."""
-
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a training process is given besides its runs. Nothing here changes a bit of any result."""
-
-    store: str
-    """Where the records go."""
-    data_root: str | None = None
-    """Where datasets are read from; None: NOISEGRID_DATA, else they are fetched."""
-    spool: str = field(default_factory=tempfile.gettempdir)
-    """Folder of this machine for the epoch rows of running runs."""
-    threads: int = 1
-    decode_threads: int | None = None
-    """Threads that decode photographs; None: the run's share of the machine's cores on a GPU, 1 on a CPU core."""
-    gpus: float = 0.0
-    checkpoint_every: float = 60.0
-    """Seconds between two checkpoints of a run; 0: one at the end of each epoch."""
-    publish_every: float = 30.0
-    """Seconds between two publications of a run's epoch rows in the store."""
-    isolation: str = "profile"
-    """How runs share processes: see :data:`protocols.protocol.ISOLATIONS`."""
-    between_runs: str | None = None
-    """A shell command that the supervisor runs before each run."""
-
-    @property
-    def device(self) -> str:
-        """The device of the process."""
-        return "cuda:0" if self.gpus else "cpu"
-
-
-class OtherHardware(Exception):
-    """A run was refused because its group has trained on hardware of another class; one sentence."""
-
-
-class RunContext:
-    """A trainer's window on the world (:class:`protocols.contract.Context`), for one run.
-
-    Args:
-        run: the run whose checkpoints are used.
-        store: where checkpoints and epoch rows go.
-        settings: device, threads and intervals.
-        listener: is told of every epoch.
-        attempt: number under which epoch rows are kept; None: they are not kept.
-        stop: whether the run should end early.
-        log: what asynchronous training must follow; such a run neither takes nor leaves a checkpoint, since those in
-            the store are of the race itself.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        store: Store,
-        settings: Settings,
-        listener: Listener,
-        attempt: int | None,
-        stop: Callable[[], bool],
-        log: NDArray[np.int64] | None = None,
-    ) -> None:
-        self.device = settings.device
-        self.threads = settings.threads
-        self.decode_threads = settings.decode_threads or devices.cores(settings.gpus)
-        self.should_stop = stop
-        self._run = run
-        self._id = run.id
-        self._log = log
-        self._store = store
-        self._settings = settings
-        self._listener = listener
-        self._attempt = attempt
-        self._rows: list[Epoch] = []
-        self._spool = None if attempt is None else Spool(Path(settings.spool), self._id)
-        self._saved = self._published = time.monotonic()
-
-    def report(self, epoch: Epoch) -> None:
-        """Keep the row on this machine at once, and in the store every ``publish_every`` seconds."""
-        self._listener({"kind": "epoch", "id": self._id, "epoch": epoch.epoch})
-        if self._spool is None or self._attempt is None:
-            return
-        # An ignored checkpoint's rows come once more.
-        self._rows = [row for row in self._rows if row.epoch < epoch.epoch] + [epoch]
-        self._spool.append(epoch)
-        if time.monotonic() - self._published >= self._settings.publish_every:
-            self._store.publish(self._id, self._attempt, self._rows)
-            self._published = time.monotonic()
-
-    def fingerprint(self, part: Mapping[str, Any]) -> str:
-        """Names what this process's bits depend on beside the specification; ``part`` is the framework's.
-
-        Raises:
-            OtherHardware: the run may not be trained here.
-        """
-        origin = provenance.provenance(part)
-        _check_hardware(self._run, origin, self._store.hardware(self._run.group))
-        return provenance.fingerprint(origin)
-
-    def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint of this run, or None."""
-        checkpoint = self._store.load_checkpoint(self._id) if self._log is None else None
-        self._rows = [] if checkpoint is None else list(checkpoint.history)
-        return checkpoint
-
-    def checkpoint_due(self) -> bool:
-        """Whether ``checkpoint_every`` seconds have passed since the last checkpoint."""
-        return self._log is None and time.monotonic() - self._saved >= self._settings.checkpoint_every
-
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint, in place of any earlier one."""
-        if self._log is None:
-            self._store.save_checkpoint(self._id, checkpoint)
-            self._saved = time.monotonic()
-
-    def commit_log(self) -> NDArray[np.int64] | None:
-        """The log that asynchronous training must follow, or None."""
-        return self._log
-
-    def __enter__(self) -> RunContext:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Forget the epoch rows on this machine if they are in a record now; after an error they stay."""
-        if self._spool is not None:
-            if error is None:
-                self._spool.delete()
-            else:
-                self._spool.close()
 
 
 def execute(
@@ -204,6 +75,7 @@ def execute(
     Raises:
         Interrupted: it was stopped; a checkpoint was saved.
         OtherHardware: its group has trained on other hardware.
+        StoreError: the store refused, several times over.
     """
     if store.has(run.id):
         return None
@@ -219,8 +91,15 @@ def execute(
         )
         origin = provenance.provenance(outcome.provenance, between_runs)
         origin["device_seconds"] = outcome.timings.get("device")
+        device = devices.device(settings.gpus)
+        origin["slot"] = {
+            "supervisor": os.getppid(),
+            "device": device,
+            "gpus": settings.gpus,
+            "memory_limit": settings.memory_limit,
+        }
         # Again, since not every trainer asks for its fingerprint.
-        _check_hardware(run, origin, store.hardware(run.group))
+        check_hardware(run, origin, store.hardware(run.group))
         ending = _ending(outcome, provenance.fingerprint(origin))
         comparison = None
         # Released kernels end elsewhere every time: there is no unchanged run whose difference would be the bit's.
@@ -235,31 +114,32 @@ def execute(
             finished=finished,
             host=socket.gethostname(),
             process=process(),
-            device=devices.device(settings.gpus),
+            device=device,
         )
         row = records.record(run, source, outcome, data, network, attempt, origin, comparison)
-        if not run.varies and run.replicate == 0:
-            # What the group's onebit runs are held against: one set of weights a group.
-            store.save_reference(run.id, ending)
-        if kept := records.kept(run, outcome):
-            store.save_kept(run.id, kept)
-        store.put_labels(row["labels_fingerprint"], data.test_labels)
-        if "hardware" not in run.varies:  # Only now: a run that fails must not bind the others of its group.
-            _check_hardware(run, origin, store.claim_hardware(run.group, row["hardware"]))
-        store.commit(row)
+        patiently(lambda: _save(run, outcome, ending, row, data, origin, store))
     return row
 
 
-def _check_hardware(run: Run, origin: Mapping[str, Any], claimed: str | None) -> None:
-    """See to it that the runs of a group train on hardware of one class, ``claimed``, unless it is what varies."""
-    here = provenance.hardware(origin)
-    if "hardware" in run.varies or claimed in (None, here):
-        return
-    raise OtherHardware(
-        f"the runs of group {run.group} are trained on {claimed!r}, but this is {here!r}; use the same kind of machine "
-        "and software, where the same command trains this run, another store, or cells that list hardware as varying "
-        "(--set source=init+hardware)"
-    )
+def _save(
+    run: Run,
+    outcome: Outcome,
+    ending: Reference,
+    row: Mapping[str, Any],
+    data: Dataset,
+    origin: Mapping[str, Any],
+    store: Store,
+) -> None:
+    """Commit a run's record, after all that it refers to. Bears repetition."""
+    if not run.varies and run.replicate == 0:
+        # What the group's onebit runs are held against: one set of weights a group.
+        store.save_reference(run.id, ending)
+    if kept := records.kept(run, outcome):
+        store.save_kept(run.id, kept)
+    store.put_labels(row["labels_fingerprint"], data.test_labels)
+    if "hardware" not in run.varies:  # Only now: a run that fails must not bind the others of its group.
+        check_hardware(run, origin, store.claim_hardware(run.group, row["hardware"]))
+    store.commit(row)
 
 
 def _reference(
@@ -346,8 +226,14 @@ def main() -> None:
         connection.send_bytes(json.dumps(message).encode())
 
     store = open_store(settings.store)
+    audit: memory.Audit | None = None
     while True:
-        reply(_serve(inbox.get(), store, settings, reply, stopping.is_set))
+        request = inbox.get()
+        answer = _serve(request, store, settings, reply, stopping.is_set)
+        run = run_from_specification(request["specification"])
+        audit = audit or memory.Audit(settings.memory_margin, functools.partial(memory.own, _framework(run)))
+        answer["grown"] = audit.grown() or ""
+        reply(answer)
 
 
 def _serve(
@@ -358,6 +244,8 @@ def _serve(
     try:
         data = _data(run.dataset, settings)
         _check_unchanged(run, data)
+        if request["canary"]:
+            return {"kind": "canary", "id": run.id, **canary.first_epoch(run, data, settings, reply)}
         log = None if request["log"] is None else np.array(request["log"], np.int64)
         row = execute(
             run,
@@ -373,22 +261,27 @@ def _serve(
     except Interrupted:
         return {"kind": "interrupted", "id": run.id}
     except OtherHardware as error:
-        return {"kind": "failed", "id": run.id, "outcome": "hardware", "message": str(error)}
+        return {"kind": "failed", "id": run.id, "outcome": "hardware", "message": str(error), "refused": True}
     except Exception as error:
         return {
             "kind": "failed",
             "id": run.id,
-            "outcome": records.error_outcome(error),
+            "outcome": error_outcome(error),
             "message": _message(error),
             "traceback": traceback.format_exc(),
         }
-    if row is None:
-        return {"kind": "done", "id": run.id, "seconds": None}
-    return {"kind": "done", "id": run.id, "seconds": row["seconds"]}
+    return {"kind": "done", "id": run.id, "seconds": None if row is None else row["seconds"]}
+
+
+def _framework(run: Run) -> str:
+    """The module that trains a run."""
+    return catalog.trainer(run.trainer).framework
 
 
 def _message(error: Exception) -> str:
-    """What was raised, and where, in one line."""
+    """What was raised, and where, in one line; what is said to the user says so itself."""
+    if isinstance(error, UserError):
+        return str(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     first = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{first} ({Path(frame.filename).name}:{frame.lineno})"

@@ -11,6 +11,7 @@ from protocols.protocol import MEASURES, Cell, DatasetSpec, Protocol, grid
 from protocols.recipe import Recipe
 from protocols.run import Run, run_from_specification
 from protocols.sources import LIBRARY_KINDS, SOURCES, Source, all_but_one, factorial
+from protocols.until import Until
 
 __all__ = [
     "LIBRARY_KINDS",
@@ -24,6 +25,7 @@ __all__ = [
     "Recipe",
     "Run",
     "Source",
+    "Until",
     "UserError",
     "all_but_one",
     "apply_settings",

@@ -14,6 +14,7 @@ from protocols.perturbation import Perturbation
 from protocols.protocol import Cell, DatasetSpec, Protocol
 from protocols.recipe import Recipe
 from protocols.sources import CONTROL, all_but_one, factorial, parse_sources
+from protocols.until import Until
 
 _DESCRIBED = ("name", "summary", "cells", "reference", "deviations")
 """What may not be set of a protocol: its cells and the texts that describe it."""
@@ -30,7 +31,8 @@ def apply_settings(protocol: Protocol, settings: Sequence[str]) -> Protocol:
     joined by commas, multiply the cells; the members of one value that is a list are joined by ``+``
     (``recipe.views=flip+crop25``). Cells that become equal are kept once. ``source=factorial:init+shuffle`` stands for
     every set of these, ``source=all-but-one:init+shuffle`` for all sources but each of these in turn, and all.
-    ``replicates`` holds for every cell. Each setting is added to the protocol's deviations.
+    ``replicates`` holds for every cell. ``until.width=0.5`` makes the number of replicates depend on what is found
+    (``until=none``: fixed), see :class:`protocols.until.Until`. Each setting is added to the protocol's deviations.
 
     What comes of it is held against itself before cells are selected: nothing may be set that is of no use in any cell.
 
@@ -44,6 +46,7 @@ def apply_settings(protocol: Protocol, settings: Sequence[str]) -> Protocol:
     """
     shared = _cell_types()
     fields = {name: kind for name, kind in _types(Protocol).items() if name not in _DESCRIBED} | shared
+    fields |= {f"until.{name}": kind for name, kind in _types(Until).items()}
     changes: dict[str, Any] = {}
     choices: dict[str, list[Any]] = {}
     for name, text in _assignments("--set", settings):
@@ -56,15 +59,39 @@ def apply_settings(protocol: Protocol, settings: Sequence[str]) -> Protocol:
             choices[name] = [_parse(name, part, fields[name], "+") for part in parts]
         else:
             changes[name] = _parse(name, text, fields[name], ",")
+    until = {name: changes.pop(name) for name in list(changes) if name.startswith("until.")}
     sets = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     cells = [_with(cell, values) for cell in protocol.cells for values in sets]
     if "replicates" in changes:
         cells = [dataclasses.replace(cell, replicates=None) for cell in cells]
+    changes |= _until(protocol, changes, until)
     if settings:
         changes["deviations"] = (*protocol.deviations, *(f"set for this study: {setting}" for setting in settings))
     changed = dataclasses.replace(protocol, cells=tuple(dict.fromkeys(cells)), **changes)
     _check_used(changed)
     return changed
+
+
+def _until(protocol: Protocol, changes: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """What becomes of ``until`` and ``replicates``, which is its ``at_most``; setting one of the two sets both.
+
+    Raises:
+        UserError: something of it is missing, contradicts the rest or is out of range.
+    """
+    if "until" in changes and parts:
+        raise UserError(f"until=none has no {next(iter(parts))}: set one of the two")
+    if "until" in changes or not (parts or protocol.until):
+        return {}
+    fields = {name.removeprefix("until."): value for name, value in parts.items()}
+    if protocol.until is None:
+        for name in ("width", "at_least"):
+            if name not in fields:
+                raise UserError(f"until needs until.{name}, as in --set until.width=0.5 --set until.at_least=6")
+        until = Until(**{"at_most": changes.get("replicates", protocol.replicates)} | fields)
+    else:
+        most = {"at_most": changes["replicates"]} if "replicates" in changes else {}
+        until = dataclasses.replace(protocol.until, **most | fields)
+    return {"until": until, "replicates": changes.get("replicates", until.at_most)}
 
 
 def _check_used(protocol: Protocol) -> None:
@@ -79,6 +106,9 @@ def _check_used(protocol: Protocol) -> None:
         settings.append((f"asynchrony={protocol.asynchrony}", "async"))
     if "barrier" in protocol.keep:
         settings.append(("keep=barrier", "onebit"))
+    adaptive = (cell for cell in protocol.cells if cell.replicates is None and parse_sources(cell.source))
+    if protocol.until is not None and not any(adaptive):
+        raise UserError("until has no effect, since no cell that varies anything is without replicates of its own")
     for setting, source in settings:
         if source not in varied:
             raise UserError(f"{setting} has no effect, since no cell varies {source} (--set source={source})")
@@ -211,6 +241,8 @@ def _parse(name: str, text: str, kind: Any, joint: str) -> Any:
             return ()
         member = typing.get_args(kind)[0]
         return tuple(_parse(name, part, member, joint) for part in _parts("--set", name, text, joint))
+    if kind is Until:
+        raise UserError(f"until is none or set field by field (until.width=0.5), not {text!r}")
     read, wanted = _READERS[kind]
     try:
         return read(text)

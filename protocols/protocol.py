@@ -11,6 +11,7 @@ from protocols.errors import UserError, unknown
 from protocols.perturbation import Perturbation
 from protocols.recipe import Recipe
 from protocols.sources import ASYNCHRONIES, LIBRARY_KINDS, parse_sources
+from protocols.until import Until
 
 MEASURES = ("accuracy_sd", "cross_entropy_sd", "disagreement", "correlation", "ensemble_gain")
 """The five of Summers & Dinneen (ICML 2021)."""
@@ -74,6 +75,8 @@ class Cell:
     """What onebit changes, where it varies."""
     replicates: int | None = None
     """How often the cell is repeated, where that differs from the protocol's ``replicates``."""
+    priority: int = 0
+    """Cells of a higher one are trained first. Part of no run's id, and changes no bit."""
 
     def __post_init__(self) -> None:
         parse_sources(self.source)
@@ -96,8 +99,12 @@ class Protocol:
     summary: str
     cells: tuple[Cell, ...]
     replicates: int
+    """Of each cell; with ``until`` the most of them, ``until.at_most``."""
+    until: Until | None = None
+    """Cells that have no number of replicates of their own get more until their spread is known; None: all at once."""
     control_replicates: int | None = None
-    """Replicates of the control that every group gets; None: as many as ``replicates``, but at least 2."""
+    """Replicates of the control that every group gets; None: as many as ``replicates`` (with ``until`` as many as
+    ``until.at_least``), but at least 2."""
     base_seeds: tuple[int, ...] = (0,)
     """Each gives the whole grid once more. Cells that share a base seed are conditional on it."""
     library: str = "order"
@@ -123,6 +130,8 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.replicates < 1:
             raise UserError(f"replicates must be at least 1, not {self.replicates}")
+        if self.until is not None and self.until.at_most != self.replicates:
+            raise UserError(f"replicates is {self.replicates}, but until.at_most is {self.until.at_most}")
         if self.control_replicates is not None and self.control_replicates < 2:
             raise UserError(f"control_replicates must be at least 2, not {self.control_replicates}")
         if not self.cells:
@@ -156,7 +165,9 @@ class Protocol:
     @property
     def controls(self) -> int:
         """How many control replicates a group gets."""
-        return max(2, self.replicates) if self.control_replicates is None else self.control_replicates
+        if self.control_replicates is not None:
+            return self.control_replicates
+        return max(2, self.replicates if self.until is None else self.until.at_least)
 
 
 def grid(

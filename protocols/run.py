@@ -46,7 +46,7 @@ class Run:
     @property
     def specification(self) -> str:
         """The canonical JSON of this run: sorted keys, no white space."""
-        return canonical({"version": SPECIFICATION_VERSION, **dataclasses.asdict(self)})
+        return canonical(_plain(self, version=SPECIFICATION_VERSION))
 
     @property
     def id(self) -> str:
@@ -56,8 +56,7 @@ class Run:
     @property
     def group(self) -> str:
         """Names the group (architecture x dataset x trainer x recipe x base seed) that shares a control."""
-        values = dataclasses.asdict(self.control)
-        return hashlib.sha256(canonical(values).encode()).hexdigest()[:16]
+        return hashlib.sha256(canonical(_plain(self.control)).encode()).hexdigest()[:16]
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -97,6 +96,39 @@ class Run:
         )
         modules = {name.partition(":")[0] for name in fewer.named}
         return dataclasses.replace(fewer, code=tuple(pair for pair in self.code if pair[0] in modules))
+
+
+class Replicates:
+    """Specifications and ids of the runs of one cell, which differ in their replicate alone, at little cost each.
+
+    Args:
+        run: any of them.
+    """
+
+    def __init__(self, run: Run) -> None:
+        values = _plain(run, version=SPECIFICATION_VERSION)
+        before = canonical({name: value for name, value in values.items() if name < "replicate"})
+        after = canonical({name: value for name, value in values.items() if name > "replicate"})
+        self._before, self._after = f'{before[:-1]},"replicate":', f",{after[1:]}"
+        self._hashed = hashlib.sha256(self._before.encode())
+
+    def specification(self, replicate: int) -> str:
+        """:attr:`Run.specification` of one of them."""
+        return f"{self._before}{replicate}{self._after}"
+
+    def id(self, replicate: int) -> str:
+        """:attr:`Run.id` of one of them."""
+        hashed = self._hashed.copy()
+        hashed.update(f"{replicate}{self._after}".encode())
+        return hashed.hexdigest()
+
+
+def _plain(run: Run, **further: Any) -> dict[str, Any]:
+    """The fields of a run as JSON knows them: ``dataclasses.asdict`` without its copies."""
+    nested = {"dataset": vars(run.dataset), "recipe": vars(run.recipe)}
+    if run.perturb is not None:
+        nested["perturb"] = vars(run.perturb)
+    return {**vars(run), **nested, **further}
 
 
 def canonical(values: Mapping[str, Any]) -> str:

@@ -20,10 +20,15 @@ os.environ["RAY_TMPDIR"] = RAY_FOLDER = tempfile.mkdtemp(prefix="ng")
 for name in ("NOISEGRID_PROTOCOL", "NOISEGRID_STORE", "NOISEGRID_GPUS_PER_RUN", "RAY_ADDRESS"):
     os.environ.pop(name, None)
 
+from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 
+from orchestrator.store import Store, open_store  # noqa: E402
+from orchestrator.supervisor import Supervisor  # noqa: E402
+from orchestrator.worker import Settings  # noqa: E402
 from protocols.contract import Dataset  # noqa: E402
 from protocols.protocol import DatasetSpec  # noqa: E402
 
@@ -56,3 +61,32 @@ def _digits(cache: Path, spec: DatasetSpec) -> Dataset:
     from trainers.datasets.digits import digits
 
     return prepare(digits, spec, None, cache)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path / "store", create=True)
+
+
+@pytest.fixture
+def mischief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder whose files make runs misbehave."""
+    folder = tmp_path / "mischief"
+    folder.mkdir()
+    monkeypatch.setenv("NOISEGRID_FAKE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def supervise(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Supervisor]]:
+    """Makes supervisors that are closed at the end."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    made: list[Supervisor] = []
+
+    def supervise(*, patience: float = 3600.0, **settings: Any) -> Supervisor:
+        made.append(Supervisor(Settings(**{"store": store.url, "checkpoint_every": 0} | settings), patience=patience))
+        return made[-1]
+
+    yield supervise
+    for supervisor in made:
+        supervisor.close()

@@ -1,8 +1,11 @@
 """A trainer, a dataset and misbehaviour for tests of everything around training: NumPy only, milliseconds an epoch.
 
 A "network" is one matrix; an epoch adds noise that depends on every source. Workers are asynchronous in that the noise
-depends on how stale each step is, and they race in that chance decides it. A file in the folder NOISEGRID_FAKE makes a
-run misbehave: ``WHAT-REPLICATE``, taken away by the run that obeys it, or ``WHAT-REPLICATE-always``.
+depends on how stale each step is, and they race in that chance decides it.
+
+A file in the folder NOISEGRID_FAKE makes a run misbehave: ``WHAT-REPLICATE``, taken away by the run that obeys it, or
+``WHAT-REPLICATE-always``. One named ``wrong.DEVICE`` makes a device compute something else, ``flaky.DEVICE`` something
+else each time, and ``broken.DEVICE`` nothing at all; a device is known by CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,8 +77,6 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
         "device": context.device,
         "threads": context.threads,
         "torch": os.environ.get("FAKE_VERSION", "1.0"),
-        "supervisor": os.getppid(),
-        "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     if "FAKE_SILENT" not in os.environ:
         context.fingerprint(provenance)
@@ -85,7 +89,8 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
         weights, losses, resumed = checkpoint.tensors["weights/head.weight"], checkpoint.losses, checkpoint.epochs
         initial, history = checkpoint.initial_digest, list(checkpoint.history)
         commits, perturbation = checkpoint.tensors["commits"], json.loads(checkpoint.tensors["perturbation"].tobytes())
-    print(f"training replicate {run.replicate} from epoch {resumed}", flush=True)
+    if "FAKE_QUIET" not in os.environ:
+        print(f"training replicate {run.replicate} from epoch {resumed}", flush=True)
     for epoch in range(resumed + 1, run.recipe.epochs + 1):
         started = time.perf_counter()
         time.sleep(float(os.environ.get("FAKE_SECONDS", "0")))
@@ -105,6 +110,7 @@ def train(run: Run, data: Dataset, context: Context) -> Outcome:
             if schedule is not None:
                 weights = weights + np.float32(0.1) * commits[STEPS * (epoch - 1) + step, 2]
             losses = np.append(losses, float(np.abs(weights).mean()))
+        weights = weights + _fault()
         if run.recipe.learning_rate > 100:
             losses[-1] = np.nan
         row = Epoch(
@@ -173,13 +179,28 @@ def _race() -> NDArray[np.int64]:
     return np.stack([rng.integers(0, 2, STEPS), rng.permutation(STEPS), reads], axis=1)
 
 
+def _fault() -> np.float32:
+    """What this device adds to every weight in an epoch; 0 where it is in order."""
+    folder, device = os.environ.get("NOISEGRID_FAKE"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if folder is None or not device:
+        return np.float32(0)
+    if Path(folder, f"broken.{device}").exists():
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+    wrong, flaky = (Path(folder, f"{kind}.{device}").exists() for kind in ("wrong", "flaky"))
+    return np.float32(0.5 * wrong + flaky * np.random.default_rng().random())
+
+
+_kept: list[bytes] = []
+
+
 def _misbehave(run: Run) -> None:
     """After the first epoch, do what the folder says."""
     if "NOISEGRID_FAKE" not in os.environ:
         return
     for path in sorted(Path(os.environ["NOISEGRID_FAKE"]).iterdir()):
-        what, replicate, *always = path.name.split("-")
-        if int(replicate) != run.replicate:
+        what, _, rest = path.name.partition("-")
+        replicate, *always = rest.split("-")
+        if replicate != str(run.replicate):
             continue
         if not always:
             path.unlink()
@@ -200,6 +221,60 @@ def _misbehave(run: Run) -> None:
                 time.sleep(600)
             case "term":
                 os.kill(os.getpid(), signal.SIGTERM)
+            case "illegal":
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            case "abort":
+                os.write(2, b"F cuda_event.cc:28] CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure\n")
+                os.abort()
+            case "silent":
+                os._exit(0)
+            case "leave":
+                sys.exit(0)
+            case "segfault":
+                ctypes.string_at(0)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "deaf":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                time.sleep(600)
+            case "close":
+                os.closerange(3, 256)
+            case "fork":  # The connection stays open in a process of its own.
+                if os.fork() == 0:
+                    _linger()
+                os._exit(3)
+            case "escape":  # Into a session of its own, and without a parent.
+                if os.fork() == 0:
+                    os.setsid()
+                    if os.fork() == 0:
+                        _linger()
+                    os._exit(0)
+                os.wait()
+                raise ValueError("left somebody behind")
+            case "print":
+                for _ in range(2**10):
+                    os.write(1, b"0123456789abcde\n" * 2**16)
+                raise ValueError("said it all")
+            case "fill":
+                Path(tempfile.gettempdir(), "large").write_bytes(bytes(2**23))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as if the disk were full
+            case "hog":
+                _kept.extend(_filled(2**26) for _ in range(2**4))
+                time.sleep(600)
+            case "leak":
+                _kept.append(_filled(2**26))
+
+
+def _linger() -> None:
+    """Leave the number of this process and stay."""
+    Path(os.environ["NOISEGRID_FAKE"], "lingering").write_text(str(os.getpid()))
+    while True:
+        time.sleep(600)
+
+
+def _filled(size: int) -> bytes:
+    """Memory that is really there."""
+    return b"x" * size
 
 
 trainer = Trainer(

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load
 
 from orchestrator.store import FAILURE_SCHEMA, RECORD_SCHEMA, Reference, Store, StoreError, open_store
-from orchestrator.store.files import LocalFiles
+from orchestrator.store.files import Files
 from orchestrator.store.records import WHOLE
 from orchestrator.store.store import FOLDERS
 from protocols.contract import Checkpoint, Epoch, epoch_values
@@ -99,12 +99,18 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 class StoreContract:
     """Tests of a store. A subclass gives ``url``, where there is no store yet, and ``files``, what lies there."""
 
+    share = 1.0
+    """Of the many bytes that are changed one by one, how many are."""
+
+    folders = True
+    """Whether there are folders in which nothing lies."""
+
     @pytest.fixture
     def url(self) -> str:
         raise NotImplementedError
 
     @pytest.fixture
-    def files(self, url: str) -> LocalFiles:
+    def files(self, url: str) -> Files:
         raise NotImplementedError
 
     @pytest.fixture
@@ -172,7 +178,7 @@ class StoreContract:
         store.commit(row | {"history": EPOCHS})
         assert store.table(["history"]).to_pylist() == [{"history": [epoch_values(epoch) for epoch in EPOCHS]}]
 
-    def test_an_existing_record_is_never_replaced(self, store: Store, files: LocalFiles, row: dict[str, Any]) -> None:
+    def test_an_existing_record_is_never_replaced(self, store: Store, files: Files, row: dict[str, Any]) -> None:
         store.commit(row)
         before = files.get(f"records/{row['id']}.parquet")
         assert not store.commit(row | {"accuracy": 0.1})
@@ -190,7 +196,7 @@ class StoreContract:
         ],
     )
     def test_a_row_that_does_not_fit_is_refused(
-        self, store: Store, files: LocalFiles, row: dict[str, Any], change: dict[str, Any], message: str
+        self, store: Store, files: Files, row: dict[str, Any], change: dict[str, Any], message: str
     ) -> None:
         with pytest.raises(ValueError, match=message):
             store.commit(row | change)
@@ -245,7 +251,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_a_damaged_record_is_named_and_counts_as_missing(
-        self, url: str, store: Store, files: LocalFiles, damage: str
+        self, url: str, store: Store, files: Files, damage: str
     ) -> None:
         fakes = factory.plan(sources=["none", "init"], replicates=2)
         factory.fill(store, fakes)
@@ -269,21 +275,21 @@ class StoreContract:
         assert store.commit(factory.record(fakes[0]))
         assert store.finished() == {id, *others}
 
-    def test_a_changed_byte_is_found_wherever_it_is(self, store: Store, files: LocalFiles) -> None:
+    def test_a_changed_byte_is_found_wherever_it_is(self, store: Store, files: Files) -> None:
         fake = factory.plan(sources=["init"], replicates=1)[0]
         store.commit(factory.record(fake, examples=40))
         path = f"records/{fake.run.id}.parquet"
         whole = files.get(path)
         assert whole is not None
         rng = np.random.default_rng(0)
-        for position in [0, len(whole) - 1, *rng.choice(len(whole), 150, replace=False)]:
+        for position in [0, len(whole) - 1, *rng.choice(len(whole), int(150 * self.share), replace=False)]:
             changed = bytearray(whole)
             changed[position] ^= 1 << rng.integers(8)
             files.put(path, bytes(changed))
             assert open_store(store.url).finished() == set(), f"byte {position}"
             assert list(open_store(store.url).corrupt()) == [fake.run.id], f"byte {position}"
 
-    def test_a_record_under_another_name_is_no_record(self, url: str, store: Store, files: LocalFiles) -> None:
+    def test_a_record_under_another_name_is_no_record(self, url: str, store: Store, files: Files) -> None:
         one, other = factory.plan(sources=["init"], replicates=2)
         store.commit(factory.record(one))
         data = files.get(f"records/{one.run.id}.parquet")
@@ -293,7 +299,7 @@ class StoreContract:
 
     @pytest.mark.parametrize("name", ["part-0.parquet", "notes.txt", "F" * 64 + ".parquet", "f" * 64])
     def test_a_file_that_is_no_record_is_named(
-        self, url: str, store: Store, files: LocalFiles, row: dict[str, Any], name: str
+        self, url: str, store: Store, files: Files, row: dict[str, Any], name: str
     ) -> None:
         store.commit(row)
         files.put(f"records/{name}", b"hello")
@@ -304,14 +310,14 @@ class StoreContract:
 
     @pytest.mark.parametrize("name", [".probe-0", "_metadata"])
     def test_a_name_that_parquet_readers_overlook_is_overlooked(
-        self, store: Store, files: LocalFiles, row: dict[str, Any], name: str
+        self, store: Store, files: Files, row: dict[str, Any], name: str
     ) -> None:
         store.commit(row)
         files.put(f"records/{name}", b"hello")
         assert store.corrupt() == {}
         assert store.finished() == {row["id"]}
 
-    def test_a_large_record_is_checked_where_it_is_read(self, url: str, files: LocalFiles) -> None:
+    def test_a_large_record_is_checked_where_it_is_read(self, url: str, files: Files) -> None:
         fakes = factory.plan(sources=["init"], replicates=2)
         store = open_store(url, create=True)
         factory.fill(store, fakes, examples=40_000)
@@ -339,7 +345,7 @@ class StoreContract:
         assert store.set_aside(row["id"]) is None
         assert store.has(row["id"])
 
-    def test_commit_sets_aside_what_is_unreadable(self, store: Store, files: LocalFiles, row: dict[str, Any]) -> None:
+    def test_commit_sets_aside_what_is_unreadable(self, store: Store, files: Files, row: dict[str, Any]) -> None:
         for number in (1, 2):
             files.put(f"records/{row['id']}.parquet", b"damaged %d" % number)
             assert store.commit(row)
@@ -349,14 +355,14 @@ class StoreContract:
 
     # Versions
 
-    def test_a_newer_store_is_refused(self, url: str, store: Store, files: LocalFiles) -> None:
+    def test_a_newer_store_is_refused(self, url: str, store: Store, files: Files) -> None:
         files.put("store.json", b'{"schema": 4}')
         for create in (False, True):
             with pytest.raises(UserError, match="is of schema 4, newer than the 3 that this version") as caught:
                 open_store(url, create=create)
             assert "\n" not in str(caught.value)
 
-    def test_an_older_store_is_refused_and_left_alone(self, url: str, store: Store, files: LocalFiles) -> None:
+    def test_an_older_store_is_refused_and_left_alone(self, url: str, store: Store, files: Files) -> None:
         files.put("store.json", b'{"schema": 2}')
         for create in (False, True):
             with pytest.raises(UserError, match="is of schema 2, and .* 3 only; give another folder") as caught:
@@ -365,14 +371,12 @@ class StoreContract:
         assert files.get("store.json") == b'{"schema": 2}'
 
     @pytest.mark.parametrize("text", [b"", b"{}", b"[1]", b'{"schema": "1"}', b'{"schema": 0}', b"\xff\xfe"])
-    def test_a_store_without_a_version_is_refused(self, url: str, store: Store, files: LocalFiles, text: bytes) -> None:
+    def test_a_store_without_a_version_is_refused(self, url: str, store: Store, files: Files, text: bytes) -> None:
         files.put("store.json", text)
         with pytest.raises(UserError, match="store.json must hold"):
             open_store(url)
 
-    def test_a_newer_record_is_refused_and_left_alone(
-        self, store: Store, files: LocalFiles, row: dict[str, Any]
-    ) -> None:
+    def test_a_newer_record_is_refused_and_left_alone(self, store: Store, files: Files, row: dict[str, Any]) -> None:
         store.commit(row)
         path = f"records/{row['id']}.parquet"
         data = files.get(path)
@@ -394,7 +398,7 @@ class StoreContract:
 
     # Opening
 
-    def test_reading_where_there_is_no_store(self, url: str, files: LocalFiles, row: dict[str, Any]) -> None:
+    def test_reading_where_there_is_no_store(self, url: str, files: Files, row: dict[str, Any]) -> None:
         store = open_store(url)
         assert store.finished() == set()
         assert store.corrupt() == {}
@@ -411,14 +415,15 @@ class StoreContract:
         assert open_store(url, create=True).finished() == open_store(url).finished() == {row["id"]}
         assert open_store(url).url == store.url
 
-    def test_probe_leaves_nothing(self, store: Store, files: LocalFiles) -> None:
+    def test_probe_leaves_nothing(self, store: Store, files: Files) -> None:
         store.probe()
         folders = [folder for folder in files.names() if "." not in folder]
-        assert set(FOLDERS) == set(folders)
+        assert set(folders) == (set(FOLDERS) if self.folders else set())
+        assert store.exclusive
         assert not any(files.entries(folder) for folder in folders)
 
     def test_a_file_is_examined_once(
-        self, store: Store, files: LocalFiles, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+        self, store: Store, files: Files, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store.commit(row)
         read: list[str] = []
@@ -448,7 +453,7 @@ class StoreContract:
         assert store.begin(id) == 12
         assert store.begin(other.run.id) == 1
 
-    def test_a_checkpoint_counts_as_an_attempt(self, store: Store, files: LocalFiles, row: dict[str, Any]) -> None:
+    def test_a_checkpoint_counts_as_an_attempt(self, store: Store, files: Files, row: dict[str, Any]) -> None:
         store.save_checkpoint(row["id"], checkpoint())
         assert store.begin(row["id"]) == 2
         files.put(f"live/{row['id']}.parquet", b"damaged")
@@ -488,7 +493,7 @@ class StoreContract:
         assert not store.commit(factory.record(one))
         assert store.load_checkpoint(one.run.id) is None
 
-    def test_failures_are_kept_by_attempt(self, store: Store, files: LocalFiles) -> None:
+    def test_failures_are_kept_by_attempt(self, store: Store, files: Files) -> None:
         fakes = factory.plan(sources=["init"], replicates=2)
         rows = [factory.failure(fake, attempt) for fake in fakes for attempt in (2, 10, 1)]
         for row in rows:
@@ -502,7 +507,7 @@ class StoreContract:
             store.fail(rows[0] | {"outcome": "ok"})
 
     def test_tidy_deletes_only_what_is_of_no_more_use(
-        self, store: Store, files: LocalFiles, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, files: Files, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         done, running = factory.plan(sources=["init"], replicates=2)
         store.commit(factory.record(done))
@@ -539,14 +544,14 @@ class StoreContract:
         store.delete_checkpoint(row["id"])
         assert store.load_checkpoint(row["id"]) is None
 
-    def test_a_damaged_checkpoint_is_none(self, store: Store, files: LocalFiles, row: dict[str, Any]) -> None:
+    def test_a_damaged_checkpoint_is_none(self, store: Store, files: Files, row: dict[str, Any]) -> None:
         store.save_checkpoint(row["id"], checkpoint())
         path = f"checkpoints/{row['id']}.safetensors"
         whole = files.get(path)
         assert whole is not None
         rng = np.random.default_rng(0)
         damaged = [b"", whole[:7], whole[: len(whole) // 2], whole[:-1], whole + b"\0", b"\xff" * 100]
-        for position in rng.choice(len(whole), 300, replace=False):
+        for position in rng.choice(len(whole), int(300 * self.share), replace=False):
             changed = bytearray(whole)
             changed[position] ^= 1 << rng.integers(8)
             damaged.append(bytes(changed))
@@ -554,7 +559,7 @@ class StoreContract:
             files.put(path, data)
             assert store.load_checkpoint(row["id"]) is None
 
-    def test_a_reference_keeps_every_bit(self, store: Store, files: LocalFiles, row: dict[str, Any]) -> None:
+    def test_a_reference_keeps_every_bit(self, store: Store, files: Files, row: dict[str, Any]) -> None:
         weights, losses = checkpoint().tensors, checkpoint().losses
         predictions = np.arange(50, dtype=np.int32)
         assert store.load_reference(row["id"]) is None
@@ -569,7 +574,7 @@ class StoreContract:
         files.put(f"references/{row['id']}.safetensors", b"damaged")
         assert store.load_reference(row["id"]) is None
 
-    def test_kept_tensors_keep_every_bit(self, store: Store, files: LocalFiles, row: dict[str, Any]) -> None:
+    def test_kept_tensors_keep_every_bit(self, store: Store, files: Files, row: dict[str, Any]) -> None:
         tensors = checkpoint().tensors | {"gram/stem": np.eye(4, dtype=np.float32)}
         path = f"kept/{row['id']}.safetensors"
         assert store.kept(row["id"]) is None
@@ -581,7 +586,7 @@ class StoreContract:
             assert all(same_bits(kept[name], tensor) for name, tensor in tensors.items())
         whole = files.get(path)
         assert whole is not None
-        for position in np.random.default_rng(0).choice(len(whole), 50, replace=False):
+        for position in np.random.default_rng(0).choice(len(whole), int(50 * self.share), replace=False):
             changed = bytearray(whole)
             changed[position] ^= 1
             files.put(path, bytes(changed))
@@ -604,7 +609,7 @@ class StoreContract:
         assert store.kept(other.run.id) is None
 
     def test_kept_tensors_of_no_record_are_tidied_away_in_time(
-        self, store: Store, files: LocalFiles, monkeypatch: pytest.MonkeyPatch
+        self, store: Store, files: Files, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         done, running = factory.plan(sources=["init"], replicates=2)
         for fake in (done, running):
@@ -618,7 +623,7 @@ class StoreContract:
         assert store.kept(running.run.id) is None
         assert store.kept(done.run.id) is not None
 
-    def test_hardware_belongs_to_who_claims_it_first(self, store: Store, files: LocalFiles) -> None:
+    def test_hardware_belongs_to_who_claims_it_first(self, store: Store, files: Files) -> None:
         assert store.hardware("a" * 16) is None
         assert store.claim_hardware("a" * 16, "cpu") == "cpu"
         assert store.claim_hardware("a" * 16, "a GPU") == store.hardware("a" * 16) == "cpu"
@@ -627,7 +632,7 @@ class StoreContract:
         assert store.hardware("a" * 16) is None
         assert store.claim_hardware("a" * 16, "a GPU") == "a GPU"
 
-    def test_labels_are_kept_by_their_fingerprint(self, store: Store, files: LocalFiles) -> None:
+    def test_labels_are_kept_by_their_fingerprint(self, store: Store, files: Files) -> None:
         labels = np.random.default_rng(0).integers(0, 10, 100)
         fingerprint = hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
         assert store.labels(fingerprint) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -29,7 +30,10 @@ from protocols.contract import Epoch
 from tests import factory
 
 ROOT = Path(__file__).parents[1]
-VERBS = ("plan", "run", "status", "report", "check", "replay", "doctor", "list", "show")
+VERBS = (
+    *("plan", "run", "status", "logs", "report", "check", "replay"),
+    *("compact", "verify", "export", "import", "doctor", "list", "show"),
+)
 SMALL = ("--set", "recipe.epochs=2", "--set", "dataset.train_size=200", "--set", "dataset.test_size=50")
 
 
@@ -86,7 +90,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Plan, dict[str, Any]
 
 
 def result(**values: Any) -> Result:
-    sound = {"planned": 6, "done": 6, "failed": {}, "interrupted": False, "hopeless": "", "seconds": 61.0}
+    sound = {"planned": 6, "done": 6, "failed": {}, "interrupted": False, "seconds": 61.0}
     return Result(**{**sound, **values})
 
 
@@ -377,8 +381,10 @@ def test_run_trains_what_is_missing_and_leaves_the_report(
         "gpus_per_run": 0,
         "max_concurrent": 3,
         "checkpoint_every": 0,
-        "decode_threads": None,
         "retries": 4,
+        "patience": 3600,
+        "lease_seconds": 60,
+        "time_budget": math.inf,
     }
     assert "6 runs planned, 6 done, 0 missing" in answer.out
     assert answer.out.rstrip().endswith("All 6 planned runs are done (this took 61 s).")
@@ -394,7 +400,7 @@ def test_run_trains_what_is_missing_and_leaves_the_report(
     ("values", "code", "words"),
     [
         ({"done": 5, "failed": {"a": "x"}}, 1, "5 of 6 planned runs done, 1 failed"),
-        ({"done": 0, "failed": {"a": "x"}, "hopeless": "no such layer"}, 1, "every run failed alike: no such layer"),
+        ({"done": 0, "failed": {"a": "x"}, "stopped": "there is no such layer"}, 1, "since there is no such layer"),
         ({"done": 5, "interrupted": True}, 130, "Interrupted with 5 of 6 planned runs done; the same command again"),
     ],
 )

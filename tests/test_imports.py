@@ -19,7 +19,7 @@ from tests import factory
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("protocols", "trainers", "orchestrator")
-EXTRAS = ("torch", "tensorflow", "keras", "ray", "sklearn", "matplotlib", "jinja2")
+EXTRAS = ("torch", "tensorflow", "keras", "ray", "sklearn", "matplotlib", "jinja2", "boto3", "botocore")
 
 # Runs before anything else of the process: no extra is found, as if it were not installed.
 BLOCKER = f"""
@@ -85,6 +85,8 @@ def test_extras_are_imported_where_they_belong() -> None:
         "ray": ["orchestrator/launch"],
         "matplotlib": ["orchestrator/report"],
         "jinja2": ["orchestrator/report"],
+        "boto3": ["orchestrator/store/s3"],
+        "botocore": ["orchestrator/store/s3"],
         "sklearn": [],
     }
     for package in PACKAGES:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import io
 import json
 import os
-import pickle
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,125 +22,17 @@ from rich.console import Console
 
 from orchestrator.launch import Result, sweep
 from orchestrator.launch import cluster as clusters
-from orchestrator.launch.blocks import BLOCK_SECONDS, Blocks, Durations
 from orchestrator.launch.cluster import cluster
-from orchestrator.launch.driver import Watcher
-from orchestrator.launch.progress import Display, Tally, failures
-from orchestrator.launch.trainable import Gate
+from orchestrator.launch.gate import Gate
 from orchestrator.plan import Plan
 from orchestrator.store import Store, open_store
 from protocols.errors import UserError
-from tests.fakes import TRAINER, planned, runs_of
+from tests.fakes import planned, runs_of
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "store", create=True)
-
-
-# Blocks
-
-
-def blocks_of(plan: Plan, *, slots: int, seconds: float) -> list[list[tuple[str, str, int]]]:
-    """Every block, as (trainer, source, replicate) of its runs."""
-    blocks = Blocks(plan.missing, slots, Durations(lambda run: seconds))
-    handed = []
-    while block := blocks.next():
-        handed.append([(entry.run.trainer, entry.source, entry.run.replicate) for entry in block])
-    assert blocks.left == []
-    return handed
-
-
-def test_every_run_is_in_one_block_of_one_cell(store: Store) -> None:
-    plan = planned(store, "init", "shuffle", "onebit", replicates=7)
-    for slots, seconds in ((1, 0.0), (2, 3.0), (3, 100.0), (50, 0.1)):
-        handed = blocks_of(plan, slots=slots, seconds=seconds)
-        assert sorted(sum(handed, [])) == sorted(
-            (entry.run.trainer, entry.source, entry.run.replicate) for entry in plan.missing
-        )
-        assert all(len({source for _, source, _ in block}) == 1 for block in handed)
-
-
-def test_long_runs_come_alone_and_short_ones_together(store: Store) -> None:
-    plan = planned(store, "init", "shuffle", replicates=40)
-    assert {len(block) for block in blocks_of(plan, slots=2, seconds=BLOCK_SECONDS)} == {1}
-    sizes = [len(block) for block in blocks_of(plan, slots=2, seconds=BLOCK_SECONDS / 5)]
-    assert sizes[:3] == [5, 5, 5]
-
-
-@pytest.mark.parametrize("slots", [1, 2, 7])
-def test_blocks_leave_work_for_every_slot(store: Store, slots: int) -> None:
-    plan = planned(store, "init", "shuffle", replicates=40)
-    left = len(plan.missing)
-    for block in blocks_of(plan, slots=slots, seconds=0.0):
-        assert len(block) <= -(-left // (2 * slots))
-        left -= len(block)
-
-
-def test_rounds_go_through_cells_and_back_through_trainers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    twin = dataclasses.replace(__import__("tests.fake_trainer").fake_trainer.trainer, name="twin")
-    monkeypatch.setattr("tests.fake_trainer.twin", twin, raising=False)
-    other = "tests.fake_trainer:twin"
-    plan = planned(store, "onebit", "init", replicates=3, trainers=(TRAINER, other))
-    handed = [block[0] for block in blocks_of(plan, slots=2, seconds=100.0)]
-    order = ("none", "init", "onebit")
-    assert handed == [
-        *((trainer, source, 0) for trainer in (TRAINER, other) for source in order),
-        *((trainer, source, 1) for trainer in (other, TRAINER) for source in order),
-        *((trainer, source, 2) for trainer in (TRAINER, other) for source in order),
-    ]
-
-
-def test_durations_are_learned_from_similar_runs(store: Store) -> None:
-    run = planned(store, "init").missing[0].run
-    like = planned(store, "init").missing[-1].run
-    unlike = planned(store, "init", epochs=9).missing[0].run
-    durations = Durations(lambda run: 100.0)
-    assert durations.estimate(run) == 100.0
-    durations.learn(run, 1.0)
-    durations.learn(run, 3.0)
-    assert (durations.estimate(like), durations.estimate(unlike)) == (2.0, 100.0)
-
-
-# Progress
-
-
-def test_progress_is_a_plain_line_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("orchestrator.launch.progress.time.monotonic", lambda: clock[0])
-    tally = Tally(planned=10, done=2, running=3, images=6000, failed={"a": "b"})
-    stream = io.StringIO()
-    with Display(tally, lambda: 90.0, Console(file=stream, width=200)) as display:
-        for clock[0] in (1.0, 29.0, 30.0, 31.0, 59.0):
-            display.refresh()
-        tally.images += 300
-        clock[0] = 60.0
-        display.refresh()
-    first, second = stream.getvalue().splitlines()
-    assert first == "2/10 done, 3 running, 1 failed, 200 images/s, about 0:01:30 left"
-    assert second == "2/10 done, 3 running, 1 failed, 10 images/s, about 0:01:30 left"
-
-
-def test_progress_is_one_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("orchestrator.launch.progress.time.monotonic", lambda: clock[0])
-    tally = Tally(planned=10, done=2)
-    stream = io.StringIO()
-    with Display(tally, lambda: 90.0, Console(file=stream, width=200, force_terminal=True)) as display:
-        clock[0] = 1.0
-        display.refresh()
-        tally.done = 10
-        clock[0] = 2.0
-        display.refresh()
-    assert "2/10 done" in stream.getvalue() and "10/10 done" in stream.getvalue()
-
-
-def test_many_failures_are_shortened() -> None:
-    assert failures({f"{number}" * 64: "no room" for number in range(7)}, limit=2) == [
-        "failed: 000000000000: no room",
-        "failed: 111111111111: no room",
-        "and 5 more",
-    ]
 
 
 # Slots
@@ -173,97 +61,49 @@ def test_a_run_that_fits_nowhere_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
         clusters.slots(1.0)
 
 
-def test_the_gate_opens_for_all_at_once() -> None:
-    async def arrivals() -> list[bool]:
-        gate = Gate(3)
-        waiting = [asyncio.create_task(gate.arrive()) for _ in range(2)]
+@pytest.mark.parametrize(
+    ("fitting", "largest", "allowed", "joined", "expected"),
+    [
+        (4, None, None, False, 4),
+        (4, None, 3, False, 3),
+        (4, None, 30, False, 4),
+        (0, None, None, True, 4),
+        (16, None, None, True, 32),
+        (16, 20, None, True, 20),
+        (16, 8, None, True, 16),
+        (16, 20, 50, True, 50),
+        (16, None, 2, True, 2),
+    ],
+)
+def test_blocks_at_a_time(fitting: int, largest: int | None, allowed: int | None, joined: bool, expected: int) -> None:
+    assert clusters.at_a_time(fitting, largest, allowed, joined=joined) == expected
+
+
+def test_memory_is_a_share_of_a_node_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"CPU": 8.0, "memory": 10.0 * 2**30}
+    monkeypatch.setattr("orchestrator.launch.cluster.ray.nodes", lambda: [{"Alive": True, "Resources": node}] * 2)
+    assert [clusters.slots(0.0, memory) for memory in (0, 2**30, 3 * 2**30)] == [16, 16, 6]
+    with pytest.raises(UserError, match="no node of the Ray cluster has a free CPU and 11 GiB of memory for a run"):
+        clusters.slots(0.0, 11 * 2**30)
+
+
+def test_the_gate_opens_and_closes() -> None:
+    async def story() -> list[bool]:
+        gate = Gate()
+        waiting = asyncio.create_task(gate.passed())
         await asyncio.sleep(0)
-        before = [task.done() for task in waiting]
-        await asyncio.wait_for(gate.arrive(), 10)
-        await asyncio.gather(*waiting)
-        await asyncio.wait_for(gate.arrive(), 10)  # an actor that was started again
-        return before
+        before = waiting.done()
+        await gate.set(True)
+        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(gate.passed(), 10)
+        await gate.set(False)
+        waiting = asyncio.create_task(gate.passed())
+        await asyncio.sleep(0)
+        after = waiting.done()
+        waiting.cancel()
+        return [before, after]
 
-    assert asyncio.run(arrivals()) == [False, False]
-
-
-# Counting
-
-
-@pytest.fixture
-def watcher(store: Store) -> Watcher:
-    """A watcher of six runs."""
-    missing = planned(store, "init", replicates=3).missing
-    durations = Durations(lambda run: 100.0)
-    tally = Tally(planned=6, done=0)
-    watcher = Watcher(missing, durations, tally, slots=2, interrupted=threading.Event())
-    watcher.display = Display(tally, watcher.remaining, Console(file=io.StringIO()))
-    return watcher
-
-
-def trial_of(*ids: str, error: Path | None = None) -> Any:
-    return SimpleNamespace(trial_id="trial", config={"runs": ids}, pickled_error_file=error)
-
-
-def report(
-    watcher: Watcher,
-    *,
-    finished: dict[str, float | None] | None = None,
-    failed: Any = None,
-    refused: Sequence[str] = (),
-) -> None:
-    counted = {"retried": 0, "images": 10}
-    result = {"finished": finished or {}, "failed": failed or {}, "refused": list(refused), **counted}
-    watcher.on_trial_result(0, [], trial_of(), result)
-
-
-def test_a_run_that_is_reported_twice_counts_once(watcher: Watcher) -> None:
-    ids = list(watcher.runs)
-    report(watcher, finished={ids[0]: 3.0})
-    report(watcher, finished={ids[0]: None, ids[1]: 5.0})
-    assert watcher.tally.done == 2 and watcher.tally.images == 20
-    assert watcher.remaining() == 4 * 4.0 / 2  # four runs of the mean duration on two slots
-
-
-def test_a_block_whose_actor_kept_dying_fails_what_is_left_of_it(watcher: Watcher, tmp_path: Path) -> None:
-    error = tmp_path / "error.pkl"
-    error.write_bytes(pickle.dumps(RuntimeError("gone\nand more")))
-    ids = list(watcher.runs)
-    watcher.on_trial_start(0, [], trial_of(*ids[:3]))
-    report(watcher, finished={ids[0]: 3.0})
-    watcher.on_trial_error(0, [], trial_of(*ids[:3], error=error))
-    watcher.on_step_end(0, [])
-    assert watcher.tally.failed == dict.fromkeys(ids[1:3], "RuntimeError: gone")
-    assert watcher.tally.running == 0 and not watcher.stopping
-
-
-def test_only_failures_that_are_all_alike_end_a_sweep(watcher: Watcher) -> None:
-    ids = list(watcher.runs)
-    report(watcher, failed={ids[0]: "one"})
-    report(watcher, failed={ids[1]: "other"})
-    report(watcher, failed={ids[2]: "one", ids[3]: "one"})
-    assert not watcher.stopping
-
-
-def test_failures_that_differ_in_the_run_alone_are_alike(watcher: Watcher) -> None:
-    report(watcher, failed={id: f"cannot write records/{id}.parquet" for id in watcher.runs})
-    assert watcher.hopeless == "cannot write records/ID.parquet"
-
-
-def test_refused_runs_do_not_end_a_sweep(watcher: Watcher) -> None:
-    """Another machine of the cluster may train the rest."""
-    ids = list(watcher.runs)
-    report(watcher, failed=dict.fromkeys(ids[:3], "other hardware"), refused=ids[:3])
-    assert len(watcher.tally.failed) == 3 and not watcher.stopping
-    report(watcher, failed=dict.fromkeys(ids[3:], "a mistake"))
-    assert watcher.hopeless == "a mistake"
-
-
-def test_failures_after_a_success_do_not_end_a_sweep(watcher: Watcher) -> None:
-    ids = list(watcher.runs)
-    report(watcher, finished={ids[0]: 1.0})
-    report(watcher, failed={id: "one" for id in ids[1:]})
-    assert not watcher.stopping
+    assert asyncio.run(story()) == [False, False]
 
 
 def test_an_address_where_nothing_answers_is_an_error() -> None:
@@ -313,17 +153,22 @@ def launch(plan: Plan, store: Store, **options: Any) -> tuple[Result, str]:
 
 
 def test_a_sweep_trains_what_is_missing_and_nothing_else(
-    two_slots: None, store: Store, capfd: pytest.CaptureFixture[str]
+    two_slots: None,
+    store: Store,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scratch = set(Path(tempfile.gettempdir()).glob("noisegrid-*"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    scratch = set(tmp_path.iterdir())
     plan = planned(store, "init", "onebit", replicates=3)
     result, shown = launch(plan, store)
-    assert (result.planned, result.done, result.failed, result.interrupted) == (9, 9, {}, False)
+    assert (result.planned, result.done, result.failed, result.interrupted) == (9, 9, {}, False), result
     assert result.complete
     assert store.finished() == {entry.id for entry in plan.planned}
     assert shown.startswith("training 9 runs, 2 side by side\n")
     assert capfd.readouterr() == ("", ""), "Ray reached the terminal"
-    assert set(Path(tempfile.gettempdir()).glob("noisegrid-*")) == scratch
+    assert set(tmp_path.iterdir()) == scratch
 
     records = {path.name: path.stat().st_mtime_ns for path in Path(store.url, "records").iterdir()}
     result, shown = launch(planned(store, "init", "onebit", replicates=3), store)
@@ -344,9 +189,9 @@ def test_every_slot_is_used_and_controls_span_processes(two_slots: None, store: 
     result, _ = launch(plan, store)
     assert result.complete
     rows = store.table(["source", "replicate", "process", "final_digest", "provenance"]).to_pylist()
-    trained = Counter(json.loads(row["provenance"])["trainer"]["supervisor"] for row in rows)
+    trained = Counter(json.loads(row["provenance"])["slot"]["supervisor"] for row in rows)
     assert len(trained) == 2 and min(trained.values()) >= 5, trained
-    assert {json.loads(row["provenance"])["trainer"]["gpus"] for row in rows} == {""}
+    assert {json.loads(row["provenance"])["environment"]["CUDA_VISIBLE_DEVICES"] for row in rows} == {""}
     control = [row for row in rows if row["source"] == "none"]
     assert len({row["process"] for row in control}) >= 2
     assert len({row["final_digest"] for row in control}) == 1
@@ -381,7 +226,7 @@ def test_one_failing_run_does_not_stop_the_others(two_slots: None, store: Store,
         (mischief / "raise-3-always").unlink()
     failed = {entry.id for entry in plan.planned if entry.run.replicate == 3}
     assert set(result.failed) == failed and len(failed) == 3
-    assert (result.done, result.complete, result.hopeless) == (9, False, "")
+    assert (result.done, result.complete, result.stopped) == (9, False, "")
     assert set(store.failures()["id"].to_pylist()) == failed
     assert len(re.findall(MISTAKE, shown)) == 3
     again, _ = launch(planned(store, "init", "shuffle", replicates=4), store)
@@ -398,7 +243,7 @@ def test_a_sweep_in_which_every_run_fails_alike_is_given_up(two_slots: None, sto
     finally:
         for name in names:
             (mischief / name).unlink()
-    assert re.fullmatch(MISTAKE, result.hopeless)
+    assert re.fullmatch(f"every run failed alike: {MISTAKE}", result.stopped)
     assert result.done == 0 and 3 <= len(store.failures()) < 24
 
 
@@ -465,7 +310,7 @@ def test_a_signal_ends_a_sweep_in_good_order(environment: dict[str, str], store:
         out, err = process.communicate(timeout=120)
     assert (process.returncode, json.loads(out)) == (0, [0, True])
     assert "Traceback" not in err
-    assert re.fullmatch(r"training 8 runs, 2 side by side\n(.* left\n)*", err)
+    assert re.fullmatch(r"training 8 runs, 2 side by side\n(\d/8 done, .*\n)*", err)
     wait_for(lambda: not training(environment))
 
 
@@ -515,8 +360,9 @@ def test_a_sweep_uses_every_gpu_of_a_cluster_at_an_address(
         with driver(environment, store, epochs=1, script=script) as process:
             out, err = process.communicate(timeout=300)
         assert json.loads(out) == [8, False], err
-        assert err == "training 8 runs, 3 side by side\n"
-        used = {json.loads(text)["trainer"]["gpus"] for text in store.table(["provenance"])["provenance"].to_pylist()}
+        assert re.fullmatch(r"training 8 runs, 3 side by side\n(\d/8 done, .*\n)*", err)
+        texts = store.table(["provenance"])["provenance"].to_pylist()
+        used = {json.loads(text)["environment"]["CUDA_VISIBLE_DEVICES"] for text in texts}
         assert used == {"0", "1"}, "a run was given no GPU, or more than one"
     finally:
         nodes.shutdown()

@@ -16,6 +16,7 @@ from orchestrator.plan import expand, plan
 from protocols import PROTOCOLS, DatasetSpec, Protocol, Recipe, UserError, apply_settings, grid, load_protocol
 from protocols.contract import Trainer
 from protocols.perturbation import Perturbation
+from protocols.run import SPECIFICATION_VERSION, Replicates, canonical
 from protocols.streams import onebit_choices
 
 SHORT = Recipe(epochs=2, batch_size=64)
@@ -60,6 +61,7 @@ def test_every_shipped_protocol_expands_to_its_cells_and_controls(name: str) -> 
     varying = [cell for cell in shipped.cells if cell.source != "none"]
     assert Counter(cells.values()) == Counter(cell.replicates or shipped.replicates for cell in varying)
     assert count_runs(shipped) == len(runs)
+    assert all((entry.id, entry.group) == (entry.run.id, entry.run.group) for entry in runs)
 
 
 def test_runs_are_fully_resolved() -> None:
@@ -156,6 +158,16 @@ def test_twenty_thousand_runs_have_twenty_thousand_ids() -> None:
     runs = expand(apply_settings(load_protocol("quickstart"), settings))
     assert len({entry.id for entry in runs}) == len(runs) == 20_000
     assert {entry.group for entry in runs} == {entry.run.group for entry in runs[:64]}
+
+
+def test_replicates_have_the_specifications_that_runs_have() -> None:
+    (entry, *_) = (entry for entry in expand(protocol("all", "onebit")) if entry.run.perturb is not None)
+    alike = Replicates(entry.run)
+    for replicate in (0, 1, 9, 10, 12345):
+        run = dataclasses.replace(entry.run, replicate=replicate)
+        values = {"version": SPECIFICATION_VERSION, **dataclasses.asdict(run)}
+        assert alike.specification(replicate) == run.specification == canonical(values)
+        assert alike.id(replicate) == run.id
 
 
 def test_what_is_in_the_store_is_not_missing() -> None:

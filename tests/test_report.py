@@ -20,6 +20,7 @@ from rich.console import Console
 import orchestrator.report
 from orchestrator.analysis import Sweep, load
 from orchestrator.analysis.intervals import Estimate
+from orchestrator.looks import Look
 from orchestrator.report import studies, text, write_csv, write_html, write_latex, write_studies, write_table
 from orchestrator.report.html import axis_limits
 from orchestrator.report.table import ON_PAGE
@@ -30,6 +31,7 @@ from protocols.perturbation import Perturbation
 from protocols.protocol import Cell, DatasetSpec, Protocol
 from protocols.quickstart import quickstart
 from protocols.recipe import Recipe
+from protocols.until import Until
 from tests import factory
 
 
@@ -376,8 +378,15 @@ def rich_study(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         label = f"onebit[step={step}]" if step else "onebit"
         for fake in factory.plan(sources=(label,), replicates=3, perturb=Perturbation(step=step), recipe=RECIPE):
             factory.fill(store, [fake], onebit_step=step, distance=3 - step / 50 + rng.random())
-    shown = ("accuracy_sd", "disagreement")
-    return load(store, Protocol(name="rich", summary="rich", replicates=6, ensemble=2, cells=(CELL,), measures=shown))
+    until = Until(width=0.5, at_least=4, at_most=6)
+    first = next(fake for fake in factory.plan(sources=("init",), replicates=1, recipe=RECIPE))
+    look = {field.name: None for field in dataclasses.fields(Look)}
+    look |= {"declaration": until.declaration, "cell": first.run.id, "group": first.run.group, "source": "init"}
+    look |= {"look": 1, "looks": 2, "replicates": 4, "n": 3, "diverged": [1], "absent": [], "level": until.level}
+    look |= {"sd": 0.7, "width": 0.5, "decision": "goes on", "reason": "an interval of an SD needs 4", "time": ""}
+    store.record_look(until.declaration, first.run.id, 1, look)
+    protocol = Protocol(name="rich", summary="rich", replicates=6, ensemble=2, cells=(CELL,), until=until)
+    return load(store, dataclasses.replace(protocol, measures=("accuracy_sd", "disagreement")))
 
 
 RECIPE = Recipe(epochs=6, batch_size=64, warmup_epochs=1.0, crop=1, flip=False)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.store import FAILURE_SCHEMA, RECORD_SCHEMA, Store, StoreError, open_store
-from orchestrator.store.files import LocalFiles
+from orchestrator.store.local import LocalFiles
 from protocols.errors import UserError
 from tests import factory
 from tests.store_contract import StoreContract
@@ -332,7 +332,7 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path: Path, create: bool
         (tmp_path / "file", "file is not a folder"),
         (tmp_path / "file" / "store", "file is not a folder"),
         (tmp_path / "home", r"no store.json but other things \(thesis.tex\)"),
-        ("s3://bucket/store", "s3:// is not supported"),
+        ("gs://bucket/store", "a store is a folder or s3://bucket/folder; gs:// is not supported"),
     ]:
         with pytest.raises(UserError, match=message) as caught:
             open_store(url, create=create)

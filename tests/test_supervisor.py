@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.plan import Plan
-from orchestrator.store import Store, open_store
+from orchestrator.store import Store
+from orchestrator.store.leases import Leases, sweeping
 from orchestrator.supervisor import Event, Job, Supervisor
-from orchestrator.worker import Settings
 from tests.fakes import planned, runs_of
 
 Supervise = Callable[..., Supervisor]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store", create=True)
-
-
-@pytest.fixture
-def mischief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder whose files make runs misbehave."""
-    folder = tmp_path / "mischief"
-    folder.mkdir()
-    monkeypatch.setenv("NOISEGRID_FAKE", str(folder))
-    return folder
-
-
-@pytest.fixture
-def supervise(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervise]:
-    """Makes supervisors that are closed at the end."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    made: list[Supervisor] = []
-
-    def supervise(*, isolation: str = "profile", between_runs: str | None = None, **options: float) -> Supervisor:
-        settings = Settings(store=store.url, checkpoint_every=0, isolation=isolation, between_runs=between_runs)
-        made.append(Supervisor(settings, **options))
-        return made[-1]
-
-    yield supervise
-    for supervisor in made:
-        supervisor.close()
+def insist(supervisor: Supervisor, todo: list[Job], **options: Any) -> list[Event]:
+    """Train runs, each until it is done; all events."""
+    events: list[Event] = []
+    for job in todo:
+        for failed in range(5):
+            events += supervisor.train([dataclasses.replace(job, failed=failed)], **options)
+            if events[-1].kind == "done":
+                break
+    return events
 
 
 def jobs(plan: Plan, source: str) -> list[Job]:
@@ -123,20 +104,20 @@ def test_a_command_comes_before_each_run(store: Store, supervise: Supervise, tmp
 
 
 def test_a_command_that_hangs_is_ended(store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.supervisor.BETWEEN_SECONDS", 0.2)
+    monkeypatch.setattr("orchestrator.between_runs.SECONDS", 0.2)
     todo = jobs(planned(store, "init", replicates=1), "init")
     assert kinds(list(supervise(between_runs="sleep 600 | cat").train(todo))) == ["done"]
     found = between(store, todo[0])
     assert found["exit_code"] is None and 0.2 <= found["seconds"] < 60
 
 
-def test_other_hardware_is_not_tried_again(store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hardware_refuses_a_run(store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(store, "init", replicates=1)
     control, todo = jobs(plan, "none"), jobs(plan, "init")
     list(supervise().train(control[:1]))
     monkeypatch.setenv("FAKE_VERSION", "2.0")
-    events = list(supervise(retries=3).train(todo))
-    assert kinds(events) == ["failed"] and events[-1].refused
+    events = list(supervise().train(todo))
+    assert kinds(events) == ["failed"] and events[-1].refused and events[-1].outcome == "hardware"
     (failure,) = store.failures().to_pylist()
     assert failure["outcome"] == "hardware" and failure["message"] == events[-1].message
     assert "'cpu, torch 1.0', but this is 'cpu, torch 2.0'" in failure["message"]
@@ -153,64 +134,40 @@ def test_a_run_with_a_record_starts_no_process(store: Store, supervise: Supervis
     assert processes(store, control) == before
 
 
-@pytest.mark.parametrize(
-    ("what", "outcome", "message", "traceback"),
-    [
-        ("raise", "error", "ValueError: a mistake in the trainer (fake_trainer.py:LINE)", "a mistake in the trainer"),
-        ("memory", "out_of_memory", "MemoryError: no room (fake_trainer.py:LINE)", "no room"),
-        ("die", "error", "was killed by SIGKILL, perhaps by the system for want of memory", ""),
-        ("exit", "error", "ended with exit code 7", ""),
-    ],
-)
-def test_a_failed_run_is_kept_as_such_and_tried_again_in_another_process(
-    store: Store, supervise: Supervise, mischief: Path, what: str, outcome: str, message: str, traceback: str
-) -> None:
-    todo = jobs(planned(store, "init", replicates=3), "init")
-    (mischief / f"{what}-1").touch()
-    events = list(supervise().train(todo))
-    assert kinds(events) == ["done", "retried", "done", "done"]
-    failure = store.failures().to_pylist()
-    assert len(failure) == 1 and (failure[0]["id"], failure[0]["attempt"]) == (todo[1].run.id, 1)
-    assert failure[0]["outcome"] == outcome
-    said = re.sub(r"\.py:\d+", ".py:LINE", failure[0]["message"])
-    assert said.endswith(f"{message} (after epoch 1 of 3)")
-    assert traceback in failure[0]["traceback"] and bool(traceback) == bool(failure[0]["traceback"])
-    assert f"about to {what}" in failure[0]["log_tail"]
+def test_a_job_that_has_failed_has_a_fresh_process(store: Store, supervise: Supervise, mischief: Path) -> None:
+    todo = jobs(planned(store, "init", replicates=3, epochs=9), "init")
+    (mischief / "raise-1").touch()
+    events = insist(supervise(), todo)
+    assert kinds(events) == ["done", "failed", "done", "done"]
     row = store.table(["attempt", "resumed_epochs"], {todo[1].run.id}).to_pylist()[0]
     assert row == {"attempt": 2, "resumed_epochs": 1}
     used = processes(store, todo)
     assert used[0] != used[1] == used[2]
 
 
-def test_a_run_that_keeps_failing_is_given_up_and_the_next_one_trained(
-    store: Store, supervise: Supervise, mischief: Path
-) -> None:
+def test_a_run_is_attempted_once_and_the_next_one_trained(store: Store, supervise: Supervise, mischief: Path) -> None:
     todo = jobs(planned(store, "init", replicates=2, epochs=9), "init")
     (mischief / "raise-0-always").touch()
-    events = list(supervise(retries=2).train(todo))
-    assert kinds(events) == ["retried", "retried", "failed", "done"]
+    supervisor = supervise()
+    assert kinds(list(supervisor.train(todo))) == ["failed", "done"]
+    again = [dataclasses.replace(todo[0], failed=1), dataclasses.replace(todo[0], failed=2), todo[1]]
+    assert kinds(list(supervisor.train(again))) == ["failed", "failed", "done"]
     assert [row["attempt"] for row in store.failures().to_pylist()] == [1, 2, 3]
     assert store.finished() == {todo[1].run.id}
     assert store.live()["id"].to_pylist() == []
 
 
-def test_a_store_that_fails_fails_the_run(store: Store, supervise: Supervise, mischief: Path) -> None:
+def test_a_store_that_fails_fails_the_run(
+    store: Store, supervise: Supervise, mischief: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0,))
     todo = jobs(planned(store, "init", replicates=2), "init")
     (mischief / "raise-0-always").touch()
     Path(store.url, "failures").write_text("in the way")
     events = [event for event in supervise().train(todo) if event.kind == "failed"]
     assert [event.id for event in events] == [job.run.id for job in todo]
+    assert all(event.outcome == "error" for event in events)
     assert all(f"{store.url}/failures" in event.message for event in events)
-
-
-def test_a_hung_run_is_ended(store: Store, supervise: Supervise, mischief: Path) -> None:
-    todo = jobs(planned(store, "init", replicates=1), "init")
-    (mischief / "hang-0").touch()
-    events = list(supervise(patience=6.0).train(todo, tick=0.2))
-    assert kinds(events) == ["retried", "done"]
-    assert [event.kind for event in events].count("tick") > 5
-    failure = store.failures().to_pylist()[0]
-    assert failure["outcome"] == "timeout" and "no epoch was finished for 6 s" in failure["message"]
 
 
 def test_a_process_that_is_asked_to_end_saves_a_checkpoint_and_fails_no_run(
@@ -218,7 +175,7 @@ def test_a_process_that_is_asked_to_end_saves_a_checkpoint_and_fails_no_run(
 ) -> None:
     todo = jobs(planned(store, "init", replicates=1, epochs=6), "init")
     (mischief / "term-0").touch()
-    assert kinds(list(supervise(retries=0).train(todo))) == ["done"]
+    assert kinds(list(supervise().train(todo))) == ["done"]
     assert len(store.failures()) == 0
     row = store.table(["attempt", "resumed_epochs"]).to_pylist()[0]
     assert row == {"attempt": 2, "resumed_epochs": 2}
@@ -232,10 +189,140 @@ def test_a_process_that_cannot_start_fails_its_run(
     interpreter.write_text("#!/bin/sh\necho no library\nexit 3\n")
     interpreter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(interpreter))
-    assert kinds(list(supervise(retries=0).train(todo))) == ["failed"]
+    assert kinds(list(supervise().train(todo))) == ["failed"]
     failure = store.failures().to_pylist()[0]
     assert failure["message"] == "the training process ended with exit code 3"
     assert failure["log_tail"] == "no library\n"
+
+
+# Leases
+
+
+def leased(store: Store, job: Job) -> bool:
+    """Whether a sweep of the name ``other`` could have a run."""
+    with sweeping(store) as other:
+        leases = Leases(store, other.id, 60.0)
+        claimed = leases.claim(job.run.id, "other")
+        if claimed:
+            leases.release(job.run.id)
+    return not claimed
+
+
+def test_a_run_is_leased_while_it_is_trained(store: Store, supervise: Supervise, mischief: Path) -> None:
+    todo = jobs(planned(store, "init", replicates=2), "init")
+    (mischief / "raise-0").touch()
+    with sweeping(store) as sweep:
+        supervisor = supervise(sweep=sweep.id)
+        seen = [(event.kind, leased(store, todo[0])) for event in supervisor.train(todo[:1]) if event.kind != "tick"]
+        assert [kind for kind, _ in seen] == ["started", "epoch", "failed"] and all(held for _, held in seen)
+        assert not leased(store, todo[0])
+        assert kinds(list(supervisor.train(todo))) == ["done", "done"]
+
+
+def test_a_run_that_another_sweep_trains_is_left_alone(store: Store, supervise: Supervise) -> None:
+    todo = jobs(planned(store, "init", replicates=2), "init")
+    with sweeping(store) as sweep, sweeping(store) as other:
+        leases = Leases(store, other.id, 60.0)
+        assert leases.claim(todo[0].run.id, "other")
+        supervisor = supervise(sweep=sweep.id)
+        assert [(event.kind, event.id) for event in supervisor.train(todo) if event.kind in ("busy", "done")] == [
+            ("busy", todo[0].run.id),
+            ("done", todo[1].run.id),
+        ]
+        assert store.finished() == {todo[1].run.id} and len(store.live()) == 0
+        leases.release(todo[0].run.id)
+        assert kinds(list(supervisor.train(todo[:1]))) == ["done"]
+
+
+def test_a_run_that_another_sweep_has_just_done_is_not_trained(
+    store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for its record and the lease."""
+    (job,) = jobs(planned(store, "init", replicates=1), "init")
+    claim = Leases.claim
+
+    def late(leases: Leases, id: str, holder: str) -> bool:
+        list(supervise().train([job]))
+        return claim(leases, id, holder)
+
+    monkeypatch.setattr(Leases, "claim", late)
+    with sweeping(store) as sweep:
+        supervisor = supervise(sweep=sweep.id)
+        assert [(event.kind, event.seconds) for event in supervisor.train([job])] == [("done", None)]
+        assert supervisor._child is None and not leased(store, job)
+
+
+def test_a_lease_is_given_back_when_a_slot_is_stopped(store: Store, supervise: Supervise, mischief: Path) -> None:
+    (job,) = jobs(planned(store, "init", replicates=1), "init")
+    (mischief / "hang-0").touch()
+    with sweeping(store) as sweep:
+        events = supervise(sweep=sweep.id).train([job], tick=0.1)
+        while next(events).kind != "epoch":
+            pass
+        assert leased(store, job)
+        events.close()
+        assert not leased(store, job)
+
+
+# Logs
+
+
+def test_what_a_run_printed_is_found_by_its_id(store: Store, supervise: Supervise, mischief: Path) -> None:
+    """Attempt by attempt, and nothing of the run before it in the same process."""
+    todo = jobs(planned(store, "init", replicates=2), "init")
+    (mischief / "raise-1").touch()
+    insist(supervise(), todo)
+    ids = [job.run.id for job in todo]
+    assert store.logs() == {ids[0]: [1], ids[1]: [1, 2]} or store.logs() == {ids[1]: [1, 2], ids[0]: [1]}
+    assert store.log(ids[0]) == "training replicate 0 from epoch 0\n"
+    assert store.log(ids[1], 1) == "training replicate 1 from epoch 0\nabout to raise\n"
+    assert store.log(ids[1]) == store.log(ids[1], 2) == "training replicate 1 from epoch 1\n"
+    assert store.log(ids[0], 2) is None and store.log("0" * 64) is None
+    assert store.logs(ids[0][:8]) == {ids[0]: [1]}
+
+
+def test_what_a_running_run_prints_is_shown_now_and_then(store: Store, supervise: Supervise, mischief: Path) -> None:
+    (job,) = jobs(planned(store, "init", replicates=1), "init")
+    (mischief / "hang-0").touch()
+    written = 0
+    put = store.put_log
+    supervisor = supervise(publish_every=0.5)
+
+    def count(*arguments: Any) -> None:
+        nonlocal written
+        written += 1
+        put(*arguments)
+
+    supervisor._store.put_log = count
+    for ticks, _ in enumerate(supervisor.train([job], tick=0.2)):
+        if (store.log(job.run.id) or "").endswith("about to hang\n") and ticks > 30:
+            break
+    assert 1 <= written <= 3, "it is written when it has changed"
+
+
+def test_a_run_that_prints_nothing_leaves_no_log(
+    store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_QUIET", "1")
+    assert kinds(list(supervise().train(jobs(planned(store, "init", replicates=1), "init")))) == ["done"]
+    assert store.logs() == {} and not list(Path(store.url, "logs").glob("*"))
+
+
+def test_a_device_whose_process_cannot_be_ended_is_parked(
+    store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the device, and so would the next one."""
+    todo = jobs(planned(store, "init", "library", library="kernel", replicates=1), "init")
+    todo += jobs(planned(store, "init", "library", library="kernel", replicates=1), "library")
+    supervisor = supervise(gpus=1.0)
+    assert kinds(list(supervisor.train(todo[:1]))) == ["done"]
+    child = supervisor._child
+    monkeypatch.setattr("orchestrator.processes.end", lambda pid, mark: False)
+    events = list(supervisor.train(todo[1:]))
+    assert kinds(events) == ["parked"] and f"process {child.pid} on GPU " in events[-1].message
+    monkeypatch.undo()
+    os.killpg(child.pid, signal.SIGKILL)
+    child._process.wait()
 
 
 def test_closing_ends_the_process_at_once_and_keeps_the_checkpoint(
@@ -249,7 +336,7 @@ def test_closing_ends_the_process_at_once_and_keeps_the_checkpoint(
         pass
     while store.load_checkpoint(todo[0].run.id) is None:
         time.sleep(0.05)
-    pid = supervisor._child._process.pid
+    pid = supervisor._child.pid
     folder = supervisor._folder
     supervisor.close()
     with pytest.raises(ProcessLookupError):
@@ -271,7 +358,7 @@ store = open_store(sys.argv[1])
 supervisor = Supervisor(Settings(store=store.url, checkpoint_every=0))
 for event in supervisor.train(jobs(planned(store, "init", replicates=1), "init")):
     if event.kind == "epoch":
-        print(supervisor._child._process.pid, supervisor._folder, flush=True)
+        print(supervisor._child.pid, supervisor._folder, flush=True)
 """
 
 
@@ -286,13 +373,13 @@ def test_a_process_dies_with_its_supervisor(store: Store, cache: Path, mischief:
         os.kill(pid, 0)
         process.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 60
-    while _alive(pid):
+    while alive(pid):
         assert time.monotonic() < deadline, "the training process outlived its supervisor"
         time.sleep(0.05)
     shutil.rmtree(words[1])
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
     """Whether a process runs; one that ended and is not waited for yet does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

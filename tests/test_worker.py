@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator import catalog, provenance, records, worker
-from orchestrator.store import RECORD_SCHEMA, Spool, Store, open_store
+from orchestrator import catalog, provenance, records, retrying, worker
+from orchestrator.store import RECORD_SCHEMA, Spool, Store, StoreError, open_store
 from orchestrator.worker import OtherHardware, RunContext, Settings, execute
 from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted
 from protocols.digest import digest
@@ -426,6 +426,73 @@ def test_a_diverged_run_has_a_record_without_measures(
     assert (kept["outcome"], kept["accuracy"], kept["cross_entropy"]) == ("diverged", None, None)
 
 
+def failing(times: int, action: Callable[..., Any]) -> Callable[..., Any]:
+    """An action of a store that refuses at first."""
+    left = [times]
+
+    def refuse(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise StoreError("cannot write: no space left on device")
+        return action(*arguments)
+
+    return refuse
+
+
+@pytest.mark.parametrize("what", ["commit", "put_labels", "claim_hardware", "save_checkpoint"])
+def test_a_store_that_refuses_for_a_moment_costs_nothing(
+    store: Store,
+    settings: Settings,
+    data: Dataset,
+    runs: dict[str, list[Run]],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(store, what, failing(3, getattr(store, what)))
+    run = runs["none"][0]
+    assert execute(run, "none", store, data, settings) is not None
+    assert store.finished() == {run.id} and store.load_reference(run.id) is not None
+
+
+def test_a_store_that_refuses_for_good_fails_the_run(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("orchestrator.retrying.time.sleep", waited.append)
+    monkeypatch.setattr(store, "commit", failing(99, store.commit))
+    with pytest.raises(StoreError, match="no space left"):
+        execute(runs["none"][0], "none", store, data, settings)
+    assert store.finished() == set() and [wait for wait in waited if wait] == list(retrying.WAITS)
+
+
+def test_epochs_that_cannot_be_shown_fail_no_run(
+    store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context, clock = context_at(store, settings, monkeypatch, attempt=1)
+    monkeypatch.setattr(store, "publish", failing(99, store.publish))
+    clock[0] = 31.0
+    with context:
+        context.report(row_of(1))
+    assert capsys.readouterr().err == "epoch 1 is not shown in the store: cannot write: no space left on device\n"
+
+
+def test_what_a_slot_was_given_is_in_the_provenance(
+    store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not in the fingerprint, since it changes no bit."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    whole = dataclasses.replace(settings, gpus=1.0)
+    quarter = dataclasses.replace(settings, gpus=0.25, memory_limit=2**33)
+    one = execute(runs["init"][0], "init", store, data, whole)
+    other = execute(runs["init"][1], "init", store, data, quarter)
+    slots = [json.loads(row["provenance"])["slot"] for row in (one, other)]
+    assert [slot["gpus"] for slot in slots] == [1.0, 0.25]
+    assert [slot["memory_limit"] for slot in slots] == [None, 2**33]
+    assert [slot["device"] for slot in slots] == 2 * ["GPU 3"]
+    assert one["fingerprint"] == other["fingerprint"] and one["hardware"] == other["hardware"]
+
+
 def row_of(number: int) -> Epoch:
     return Epoch(epoch=number, learning_rate=0.1, train_loss=1.0, test_loss=1.0, test_accuracy=0.5, seconds=0.1)
 
@@ -501,24 +568,6 @@ def test_large_logits_are_rounded_and_small_ones_kept() -> None:
 )
 def test_first_difference(one: list[float], other: list[float], step: int | None) -> None:
     assert records.first_difference(np.array(one), np.array(other)) == step
-
-
-class OutOfMemoryError(RuntimeError):
-    """Named as PyTorch's."""
-
-
-@pytest.mark.parametrize(
-    ("error", "outcome"),
-    [
-        (MemoryError(), "out_of_memory"),
-        (OutOfMemoryError("CUDA"), "out_of_memory"),
-        (RuntimeError("CUDA out of memory. Tried to allocate"), "out_of_memory"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
-        (ValueError("shapes do not match"), "error"),
-    ],
-)
-def test_memory_errors_are_told_apart(error: Exception, outcome: str) -> None:
-    assert records.error_outcome(error) == outcome
 
 
 @pytest.mark.parametrize("field", ["code", "numerics", "dataset_fingerprint"])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.analysis import intervals, measures
-from orchestrator.analysis.intervals import Estimate
+from orchestrator.analysis.intervals import LEVEL, Estimate
 from orchestrator.analysis.jackknife import Jackknife
 from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.reductions import PAIRS, distance
@@ -102,6 +102,7 @@ def measure(
     predictions: Sequence[Array | None],
     logits: Sequence[Array | None],
     labels: Array | None,
+    accuracy_level: float = LEVEL,
 ) -> Measured:
     """All measures of one cell.
 
@@ -111,6 +112,7 @@ def measure(
         predictions: for each model (examples,), or None.
         logits: for each model (examples, classes), or None. Fewer examples than there are labels are the first ones.
         labels: (examples,), or None if they are not known.
+        accuracy_level: the nominal coverage of the interval of the accuracy's SD.
     """
     given = QUANTITIES["accuracy_sd"].scale * accuracies, cross_entropies
     estimates: dict[str, Estimate] = {}
@@ -122,7 +124,7 @@ def measure(
     estimates["accuracy_mean"] = intervals.mean(accuracies, bounds=(0.0, 1.0))
     estimates["perplexity_sd"] = intervals.spread(np.exp(cross_entropies))
     for name, values in (("accuracy_sd", accuracies), ("cross_entropy_sd", cross_entropies)):
-        estimates[name] = intervals.spread(values)
+        estimates[name] = intervals.spread(values, accuracy_level if name == "accuracy_sd" else LEVEL)
         scale = QUANTITIES[name].scale
         papers[name] = scale * measures.standard_deviation(values, ddof=0)
         # A generator of its own for every number, so that none depends on what else is in the table.

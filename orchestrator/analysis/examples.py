@@ -54,7 +54,7 @@ def floors(sweep: Sweep) -> pd.DataFrame:
     for cell, predictions, labels in _predictions(sweep):
         accuracies = (predictions == labels).mean(axis=1)
         count = int(max(labels.max(), predictions.max())) + 1
-        apart = variances(predictions == labels)
+        apart = variances(predictions == labels, sweep.stopping.level(cell))
         estimates: dict[str, Estimate] = {
             "disagreement": pairwise_mean(measures.disagreement(predictions), bounds=(0.0, 1.0)),
             "least": pairwise_mean(independence.least(accuracies), bounds=(0.0, 1.0)),
@@ -74,7 +74,7 @@ def apart(sweep: Sweep) -> pd.DataFrame:
     """One row a cell; see :meth:`Sweep.variances`."""
     rows = []
     for cell, predictions, labels in _predictions(sweep):
-        found = variances(predictions == labels)
+        found = variances(predictions == labels, sweep.stopping.level(cell))
         estimates = {
             "test_set_sd": found.test_set,
             "floor_sd": found.floor,

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -148,6 +147,8 @@ def rank(values: Logits) -> Floats:
         ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[places]
         return ranks
     # Not scipy.stats.rankdata: its result is the same, its import takes as long as all else that a report imports.
+    import pandas as pd  # which takes long, and an interval alone does not need it
+
     return np.asarray(pd.Series(values).rank(), dtype=np.float64)
 
 

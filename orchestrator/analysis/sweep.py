@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from orchestrator.analysis import across, contrasts, examples, kept, measures, mitigations
+from orchestrator.analysis import across, contrasts, examples, kept, measures, mitigations, stopping
 from orchestrator.analysis.cell import Measured, measure
 from orchestrator.analysis.controls import NOT_HELD, Verdict, judge
 from orchestrator.analysis.notes import notes
 from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.runs import Planned, read_runs, source_order
+from orchestrator.analysis.stopping import Stopping
+from orchestrator.looks import read_looks
 from orchestrator.store import Store, open_store
 from protocols.errors import UserError, unknown
 from protocols.protocol import Protocol
@@ -90,11 +92,17 @@ def load(
     Raises:
         UserError: there is no store of a known version at that place.
     """
+    opened = open_store(store) if isinstance(store, str | os.PathLike) else store
     # With a plan, a store that is still to come is one in which everything is missing.
-    if planned is None and isinstance(store, str | os.PathLike) and not os.path.exists(store):
+    if planned is None and isinstance(store, str | os.PathLike) and not opened.exists:
         raise UserError(f"there is no store at {os.fspath(store)}")
-    opened = open_store(os.fspath(store)) if isinstance(store, str | os.PathLike) else store
-    return Sweep(opened, read_runs(opened, planned), protocol)
+    recorded = read_looks(opened.looks(protocol.until.declaration)) if protocol and protocol.until else {}
+    if planned is None:
+        growing = list(dict.fromkeys(cell for cell, _ in recorded))
+    else:  # of any plan: only the planner's own knows of looks
+        growing = [one.run.id for one in planned if getattr(one, "adaptive", False) and one.run.replicate == 0]
+    decided = Stopping(protocol.until if protocol else None, growing, recorded)
+    return Sweep(opened, read_runs(opened, planned), protocol, decided)
 
 
 class Sweep:
@@ -103,11 +111,15 @@ class Sweep:
     Logits are read cell by cell, so memory is one cell's at a time.
     """
 
-    def __init__(self, store: Store, runs: pd.DataFrame, protocol: Protocol | None = None) -> None:
+    def __init__(
+        self, store: Store, runs: pd.DataFrame, protocol: Protocol | None = None, stopping: Stopping | None = None
+    ) -> None:
         self.store = store
         self.runs = runs
         """One row a run, see :func:`orchestrator.analysis.runs.read_runs`."""
         self.protocol = protocol
+        self.stopping = stopping or Stopping(None, (), {})
+        """What looks decided of the number of replicates."""
         self._tables: dict[Callable[[Sweep], pd.DataFrame], pd.DataFrame] = {}
 
     @cached_property
@@ -166,14 +178,17 @@ class Sweep:
     def notes(self, cell: Cell, measured: Measured) -> list[str]:
         """What a reader of the cell's row must know."""
         held = self.verdicts[cell.group].verdict != NOT_HELD
-        return notes(cell.source, cell.library, cell.runs, measured, held)
+        found = notes(cell.source, cell.library, cell.runs, measured, held)
+        looked = self.stopping.note(cell)
+        return [looked, *found] if looked else found
 
     def table(self) -> pd.DataFrame:
         """One row a cell.
 
         Columns: what the cell is (``trainer, architecture, dataset, source, library``), how many of its runs are ``ok``
         (``n``), planned but without a record (``missing``) and ``diverged``; then every name of ``QUANTITIES`` (percent
-        where its unit is ``%``) with ``_low`` and ``_high`` of its 95 % interval; the papers' conventions
+        where its unit is ``%``) with ``_low`` and ``_high`` of its 95 % interval (of the accuracy SD of cells that were
+        looked at, at the level of the looks, see ``notes``); the papers' conventions
         ``paper_accuracy_sd, paper_accuracy_sd_se, paper_cross_entropy_sd, paper_cross_entropy_sd_se`` (ddof=0 and
         bootstrap standard error); ``group, base_seed, recipe``; ``control``, the group's verdict; ``valid``, False
         where that is ``not held``; and ``notes``: what was left out, and why a value or an interval is NaN.
@@ -364,6 +379,16 @@ class Sweep:
         """
         return self._once(across.divergence)
 
+    def looks(self) -> pd.DataFrame:
+        """The looks of an adaptive protocol: one row a cell and look.
+
+        Columns: what the cell is; the number of the ``look`` out of ``looks``; ``replicates`` by then, those of them
+        that were ok (``n``), ``diverged`` and ``absent`` (failed for good); the ``accuracy_sd`` in percent that was
+        found, with its interval of that ``level``; the declared ``width``; the ``decision`` (``narrow``, ``goes on``,
+        ``at most``, ``budget``); ``notes``: why there is no interval.
+        """
+        return self._once(stopping.looks)
+
     @property
     def margin(self) -> float:
         """Two measures whose ratio lies within 1/margin to margin count as alike."""
@@ -388,6 +413,7 @@ class Sweep:
             self.arrays(ok["id"], "predictions"),
             [logits.get(id) for id in ok["id"]],
             self.labels(cell),
+            self.stopping.level(cell),
         )
 
     def arrays(self, ids: Sequence[str] | pd.Series, name: str) -> list[NDArray[Any] | None]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.analysis import intervals
-from orchestrator.analysis.intervals import Estimate, interval, positive
+from orchestrator.analysis.intervals import LEVEL, Estimate, interval, positive
 from orchestrator.analysis.jackknife import Floats, Jackknife, same
 
 FEWEST = 4
@@ -40,7 +40,7 @@ class Variances:
     """Its square before it is cut off at 0."""
 
 
-def variances(correct: NDArray[np.bool_]) -> Variances:
+def variances(correct: NDArray[np.bool_], level: float = LEVEL) -> Variances:
     """Divide the variance of the accuracy.
 
     The interval of the part beyond the test set lets models and examples vary: the jackknife leaves out each model in
@@ -50,6 +50,7 @@ def variances(correct: NDArray[np.bool_]) -> Variances:
 
     Args:
         correct: (models, examples) whether an example is classified correctly.
+        level: the nominal coverage of the interval of the SD on the test set; of the other intervals it is 95 %.
     """
     models, examples = correct.shape
     accuracies = correct.mean(axis=1, dtype=np.float64)
@@ -66,7 +67,7 @@ def variances(correct: NDArray[np.bool_]) -> Variances:
         short = Estimate(value=beyond.value, low=whole.low - base, high=whole.high - base, reason=whole.reason)
         root = _root(interval(floor, bounds=(0.0, math.inf)))
     return Variances(
-        test_set=intervals.spread(accuracies), floor=root, distribution=_root(short), distribution_variance=short
+        test_set=intervals.spread(accuracies, level), floor=root, distribution=_root(short), distribution_variance=short
     )
 
 

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import click
 
+from orchestrator.cli.logs import logs
 from orchestrator.cli.looking import doctor, list_, show
 from orchestrator.cli.planning import plan
 from orchestrator.cli.progress import status
 from orchestrator.cli.replaying import replay
 from orchestrator.cli.reporting import report
+from orchestrator.cli.storing import compact, export, import_, verify
 from orchestrator.cli.training import INTERRUPTED, check, run
 from protocols.errors import UserError, unknown
 from protocols.load import PROTOCOLS
@@ -74,7 +76,7 @@ def app(ctx: click.Context) -> int | None:
     return None
 
 
-for _verb in (plan, run, status, report, check, replay, doctor, list_, show):
+for _verb in (plan, run, status, logs, report, check, replay, compact, verify, export, import_, doctor, list_, show):
     app.add_command(_verb)
 
 
@@ -85,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows the program's name; None: those of this process.
 
     Returns:
-        The exit code: 0, 1 (not everything is as it should be), 2 (a mistake, named in one line) or 130 (Ctrl-C).
+        The exit code: 0, 1 (not everything is as it should be), 2 (a mistake, named in one line), 3 (the time budget
+        of ``run`` is used up) or 130 (Ctrl-C).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from orchestrator import naming
 from orchestrator.cli import output
 from orchestrator.cli.options import Study
 from orchestrator.plan import Plan, Planned
+from protocols.protocol import Protocol
 from protocols.recipe import Recipe
-from protocols.sources import source_title
 
 
 def headline(study: Study, plan: Plan) -> str:
@@ -20,9 +21,19 @@ def headline(study: Study, plan: Plan) -> str:
         f"{plan.protocol.name}: {output.count(len(plan.planned), 'run')} planned, {len(plan.done):,} done, "
         f"{len(plan.missing):,} missing in {study.store_url}"
     )
+    if plan.further:
+        text += f"\nUp to {output.count(plan.further, 'more run')} may be added, as looks decide."
     if plan.unplanned:
         text += f"\nThe store also holds {output.count(plan.unplanned, 'record')} that this plan does not ask for."
     return text
+
+
+def until_values(protocol: Protocol) -> dict[str, Any] | None:
+    """What is declared of looks in JSON; None where replicates are fixed."""
+    until = protocol.until
+    if until is None:
+        return None
+    return {**dataclasses.asdict(until), "looks": list(until.schedule), "level": until.level}
 
 
 def cell_values(key: Sequence[str], entries: Sequence[Planned]) -> dict[str, Any]:
@@ -44,21 +55,9 @@ def cell_values(key: Sequence[str], entries: Sequence[Planned]) -> dict[str, Any
     }
 
 
-def cell_names(plan: Plan) -> dict[tuple[str, str, str, str, str], tuple[str, str, str, str]]:
-    """Trainer, architecture, dataset and varying sources of each cell, for tables.
-
-    The kinds of library and asynchrony stand with the sources. A number tells groups of one trainer, architecture and
-    dataset apart; :func:`legend` says how they differ.
-    """
-    families, names = _families(plan), {}
-    for key, entries in plan.cells().items():
-        trainer, architecture, dataset, group, source = key
-        run = entries[0].run
-        among = list(families[trainer, architecture, dataset])
-        number = f" #{among.index(group) + 1}" if len(among) > 1 else ""
-        shown = source_title(source, run.library, run.asynchrony)
-        names[key] = (trainer, architecture + number, dataset, shown)
-    return names
+def cell_names(plan: Plan) -> dict[naming.CellKey, tuple[str, str, str, str]]:
+    """Trainer, architecture, dataset and varying sources of each cell, see :func:`orchestrator.naming.cell_names`."""
+    return naming.cell_names({key: entries[0] for key, entries in plan.cells().items()})
 
 
 def legend(plan: Plan) -> Iterator[str]:
@@ -104,8 +103,4 @@ def listed(names: Iterable[str]) -> str:
 
 
 def _families(plan: Plan) -> dict[tuple[str, str, str], dict[str, Planned]]:
-    """For each trainer, architecture and dataset its groups, with a run of each."""
-    families: dict[tuple[str, str, str], dict[str, Planned]] = defaultdict(dict)
-    for (trainer, architecture, dataset, group, _), entries in plan.cells().items():
-        families[trainer, architecture, dataset].setdefault(group, entries[0])
-    return families
+    return naming.families({key: entries[0] for key, entries in plan.cells().items()})

@@ -12,9 +12,9 @@ import click
 
 from orchestrator import catalog
 from orchestrator.cli import output
-from orchestrator.cli.cells import listed, written
+from orchestrator.cli.cells import listed, until_values, written
 from orchestrator.cli.options import data_option, examples, json_option, protocol_options, store_option
-from orchestrator.plan import expand
+from orchestrator.plan import expand, further_runs
 from protocols.errors import UserError, unknown
 from protocols.load import PROTOCOLS, load_protocol
 from protocols.perturbation import Perturbation
@@ -41,18 +41,27 @@ def _protocols() -> Rows:
     for name in PROTOCOLS:
         protocol = load_protocol(name)
         row = {"name": name, "summary": protocol.summary, "reference": protocol.reference}
-        rows.append({**row, "cells": len(protocol.cells), "runs": count_runs(protocol)})
+        counts = {"cells": len(protocol.cells), "runs": count_runs(protocol), "until": until_values(protocol)}
+        rows.append({**row, **counts})
     return rows
 
 
 def count_runs(protocol: Protocol) -> int:
-    """How many runs a protocol plans if its cells are as many as they look; needs no look at networks and data."""
+    """How many runs a protocol plans if its cells are as many as they look; needs no look at networks and data.
+
+    Of cells whose replicates are looked at, the most that there may be.
+    """
     varying = [cell for cell in protocol.cells if cell.source != CONTROL]
     groups = {
-        dataclasses.replace(cell, source=CONTROL, perturb=Perturbation(), replicates=None) for cell in protocol.cells
+        dataclasses.replace(cell, source=CONTROL, perturb=Perturbation(), replicates=None, priority=0)
+        for cell in protocol.cells
     }
     runs = sum(cell.replicates or protocol.replicates for cell in varying) + len(groups) * protocol.controls
-    return runs * len(protocol.base_seeds)
+    runs *= len(protocol.base_seeds)
+    if protocol.until is not None and protocol.until.budget is not None:
+        most = sum(cell.replicates is None for cell in varying) * protocol.replicates * len(protocol.base_seeds)
+        runs -= max(0, most - protocol.until.budget)
+    return runs
 
 
 def _sources() -> Rows:
@@ -171,7 +180,8 @@ def _lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         return [(row["name"], f"{counts} parameters for {kind} and {row['classes']:,} classes")]
     if "runs" in row:
         published = f"; {row['reference'].rpartition('. ')[2]}" if row["reference"] else ""
-        counts = f"{output.count(row['cells'], 'cell')}, {output.count(row['runs'], 'run')}"
+        most = "at most " if row["until"] else ""
+        counts = f"{output.count(row['cells'], 'cell')}, {most}{output.count(row['runs'], 'run')}"
         return [(row["name"], f"{row['summary']} ({counts}{published})")]
     if "library_kinds" in row:
         sources, kinds = ", ".join(row["sources"]), ", ".join(row["library_kinds"])
@@ -200,7 +210,7 @@ def show(protocol: Protocol) -> int:
     facts = [
         ("follows", protocol.reference or "no publication"),
         *(("differs", deviation) for deviation in protocol.deviations),
-        ("replicates", f"{protocol.replicates}, and {protocol.controls} of every group's control"),
+        ("replicates", f"{protocol.until or protocol.replicates}, and {protocol.controls} of every group's control"),
         ("base seeds", ", ".join(map(str, protocol.base_seeds))),
         ("library", f"{protocol.library}: {LIBRARY_KINDS[protocol.library]}"),
         *(("async", f"{kind}: {text}") for kind, text in ASYNCHRONIES.items() if _asynchronous(protocol, kind)),
@@ -239,15 +249,16 @@ def _settings(values: Mapping[str, object]) -> str:
 
 def _alike(protocol: Protocol, recipes: Sequence[Recipe]) -> list[tuple[str, str, str, str, str]]:
     """The cells, with those in one line that differ in nothing but their architectures or their sources."""
-    varied: dict[Cell, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    fixed = protocol.replicates if protocol.until is None else None
+    varied: dict[Cell, dict[int | None, list[str]]] = defaultdict(lambda: defaultdict(list))
     for cell in protocol.cells:
         varies = cell.source + (f"[{cell.perturb.label}]" if cell.perturb.label else "")
-        group = dataclasses.replace(cell, source=CONTROL, perturb=Perturbation(), replicates=None)
-        varied[group][cell.replicates or protocol.replicates].append(varies)
+        group = dataclasses.replace(cell, source=CONTROL, perturb=Perturbation(), replicates=None, priority=0)
+        varied[group][cell.replicates or fixed].append(varies)
     lines: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
     for cell, sources in varied.items():
         number = f"#{recipes.index(cell.recipe) + 1}"
-        often = {count: f" ({count} replicates)" if count != protocol.replicates else "" for count in sources}
+        often = {count: "" if count in (fixed, None) else f" ({count} replicates)" for count in sources}
         texts = listed(listed(names) + often[count] for count, names in sources.items())
         lines[cell.trainer, str(cell.dataset), number, texts].append(cell.architecture)
     return [
@@ -259,7 +270,7 @@ def _alike(protocol: Protocol, recipes: Sequence[Recipe]) -> list[tuple[str, str
 def _cost(protocol: Protocol) -> list[tuple[str, str]]:
     """What the protocol costs, in all and by architecture, largest first."""
     try:
-        planned = expand(protocol)
+        planned, further = expand(protocol), further_runs(protocol)
     except UserError as error:
         return [("runs", f"cannot be planned as it stands: {error}")]
     examples: Counter[str] = Counter()
@@ -269,7 +280,8 @@ def _cost(protocol: Protocol) -> list[tuple[str, str]]:
         networks[entry.run.architecture] += 1
     groups = output.count(len({entry.group for entry in planned}), "group")
     total = f"about {output.amount(examples.total())} training examples through {output.count(len(planned), 'network')}"
-    facts = [("runs", f"{len(planned):,} in {groups}"), ("cost", total)]
+    more = f", and up to {further:,} more, as looks decide" if further else ""
+    facts = [("runs", f"{len(planned):,} in {groups}{more}"), ("cost", total + (" without these" if further else ""))]
     if len(examples) > 1:
         facts += [
             ("", f"{name}: {output.amount(count)} through {networks[name]:,}") for name, count in examples.most_common()

@@ -25,7 +25,7 @@ store_option: Decorator = click.option(
     envvar="NOISEGRID_STORE",
     show_default=True,
     show_envvar=True,
-    help="Folder of the records.",
+    help="Where the records are: a folder, or s3://BUCKET/FOLDER.",
 )
 
 data_option: Decorator = click.option(

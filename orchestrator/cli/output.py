@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,21 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from orchestrator.wording import amount, count, duration, size
+
+__all__ = [
+    "WIDTH",
+    "amount",
+    "console",
+    "corrupt_lines",
+    "count",
+    "duration",
+    "print_json",
+    "print_table",
+    "print_wrapped",
+    "size",
+]
 
 WIDTH = 100
 
@@ -34,18 +50,66 @@ def console() -> Console:
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under headings, or without any where they are empty; values are shown by ``str``."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(columns))
-    for column in columns:
-        heading, justify = (column, "left") if isinstance(column, str) else column
-        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*map(str, row))
+    """Print rows under headings, or without any where they are empty; values are shown by ``str``.
+
+    Where that is too wide, columns of text are wrapped, the widest one first: between words, and only where that does
+    not suffice after ``+ , : / -``.
+    """
+    named = [(column, "left") if isinstance(column, str) else column for column in columns]
+    cells = [[heading for heading, _ in named], *([str(value) for value in row] for row in rows)]
     target = console()
+    # Two columns are two spaces apart.
+    widths = _widths(cells, [justify == "left" for _, justify in named], target.width - 2 * (len(named) - 1))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        show_header=any(columns),
+        padding=(0, 1),
+        collapse_padding=True,
+    )
+    wrapped = [[_wrap(text, width) for text, width in zip(row, widths, strict=True)] for row in cells]
+    for heading, (_, justify) in zip(wrapped[0], named, strict=True):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in wrapped[1:]:
+        table.add_row(*row)
     with target.capture() as captured:
         target.print(table)
     for line in captured.get().splitlines():
         click.echo(line.rstrip())
+
+
+_WORD = re.compile(r"\S*\s*")
+_PIECE = re.compile(r"[^\s+,:/-]*[+,:/-]*\s*")
+
+
+def _widths(cells: Sequence[Sequence[str]], text: Sequence[bool], room: int) -> list[int]:
+    """The width of each column: what it needs, less what the widest columns of text can do without."""
+    columns = [[row[number] for row in cells] for number in range(len(text))]
+    widths = [max(map(len, column)) for column in columns]
+    for parts in (_WORD, _PIECE):
+        least = [max(len(part.rstrip()) for value in column for part in parts.findall(value)) for column in columns]
+        while (excess := sum(widths) - room) > 0:
+            reducible = [number for number in range(len(widths)) if text[number] and widths[number] > least[number]]
+            if not reducible:
+                break
+            widest = max(reducible, key=lambda number: widths[number])
+            second = max((widths[number] for number in reducible if number != widest), default=0)
+            widths[widest] = max(least[widest], widths[widest] - excess, min(second, widths[widest]) - 1)
+    return widths
+
+
+def _wrap(text: str, width: int) -> str:
+    """A text in lines of at most ``width``: between words, within those that are longer."""
+    if len(text) <= width:
+        return text
+    lines = [""]
+    for word in _WORD.findall(text):
+        for part in _PIECE.findall(word) if len(word.rstrip()) > width else [word]:
+            if lines[-1].strip() and len(lines[-1]) + len(part.rstrip()) > width:
+                lines.append("")
+            lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def print_json(values: Any) -> None:
@@ -71,37 +135,3 @@ def print_wrapped(line: str) -> None:
     """Print a line of prose, continued on indented lines where it is long."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     click.echo(textwrap.fill(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """``1 run``, ``2 runs``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def amount(number: float) -> str:
-    """A large number to three digits: ``12,345``, ``1.23 million``, ``18 billion``."""
-    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number:,.0f}"
-
-
-def size(count: float) -> str:
-    """A number of bytes to three digits: ``1.23 GB``."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count / 1e3:.3g} kB"
-
-
-def duration(seconds: float) -> str:
-    """A time span in its two largest units: ``48 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"

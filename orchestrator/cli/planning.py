@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from orchestrator import catalog
 from orchestrator.cli import output
-from orchestrator.cli.cells import cell_names, cell_values, headline, legend, listed
+from orchestrator.cli.cells import cell_names, cell_values, headline, legend, listed, until_values
 from orchestrator.cli.options import Study, data_option, examples, gpus_option, json_option, study_options
 from orchestrator.plan import Plan, Planned
 from orchestrator.store import Store
@@ -112,6 +112,8 @@ def _plan_values(study: Study, plan: Plan, seconds: float | None) -> dict[str, A
         "planned": len(plan.planned),
         "done": len(plan.done),
         "missing": len(plan.missing),
+        "further": plan.further,
+        "until": until_values(plan.protocol),
         "unplanned": plan.unplanned,
         "corrupt": dict(plan.corrupt),
         "device_seconds": seconds,
@@ -138,6 +140,9 @@ def _print_plan(study: Study, plan: Plan, seconds: float | None) -> None:
         output.print_table([*NAMES, ("parameters", "right"), *COUNTS], rows)
     for line in legend(plan):
         output.print_wrapped(line)
+    if plan.growing:
+        click.echo()
+        output.print_wrapped(f"Replicates: {plan.protocol.until}.")
     if plan.missing:
         known = "not known before some are done"
         if seconds is not None:

@@ -1,9 +1,12 @@
-"""``status``: how far a study is."""
+"""``status``: how far a study is, once or until it is done."""
 
 from __future__ import annotations
 
+import json
+import math
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,10 +14,15 @@ import click
 
 from orchestrator.cli import output
 from orchestrator.cli.cells import cell_names, cell_values, headline, legend
+from orchestrator.cli.following import follow, watch
 from orchestrator.cli.options import Study, examples, json_option, study_options
-from orchestrator.plan import Plan, Planned
-from orchestrator.store import Store
-from orchestrator.store.schema import FAILURE_OUTCOMES
+from orchestrator.naming import CellKey
+from orchestrator.plan import Planned
+from orchestrator.watch import view
+from orchestrator.watch.cells import cell_key
+from orchestrator.watch.measures import Measured
+from orchestrator.watch.reading import Failed, Follower, Live, Status
+from orchestrator.watch.sweeps import EITHER, INTERRUPTED, RUNNING, Active
 
 SHOWN = 10
 """How many running or failed runs are named in the text."""
@@ -24,61 +32,97 @@ SHOWN = 10
     epilog=examples(
         "sweep.py status quickstart",
         "sweep.py status quickstart --store results/ --json",
+        "sweep.py status quickstart --follow",
     )
 )
 @study_options
 @json_option
-def status(study: Study, as_json: bool) -> int:
-    """Count runs by outcome, cell by cell.
+@click.option("--follow", "-f", "following", is_flag=True, help="Show it again and again until all runs are done.")
+def status(study: Study, as_json: bool, following: bool) -> int:
+    """Count runs by outcome, cell by cell; say when they will be done.
 
-    A failed run is a missing one whose newest attempt failed; a running one may also be interrupted.
+    A failed run is a missing one whose newest attempt failed. All is read from the store, so it works from any machine
+    that sees it. With --follow, --json prints a line of JSON each time; exits 0 once all is done, 130 on Ctrl-C.
     """
     store = study.store()
-    found = study.plan(store)
-    values = _status_values(study, found, store)
+    plan = study.plan(store)
+    follower = Follower(plan, store, lambda: study.plan(store))
+    if following:
+        if as_json:
+            return follow(
+                follower, lambda found: click.echo(json.dumps(status_values(study, found), ensure_ascii=False))
+            )
+        return watch(follower, sweep_lines)
+    found = follower.read()
     if as_json:
-        output.print_json(values)
+        output.print_json(status_values(study, found))
     else:
-        _print_status(found, values, headline(study, found))
+        _print_status(study, found)
     return output.corrupt_lines(found.corrupt)
 
 
-def _status_values(study: Study, plan: Plan, store: Store) -> dict[str, Any]:
-    missing = {entry.id: entry for entry in plan.missing}
-    records = store.table(["id", "outcome"], plan.done)
-    outcomes = dict(zip(records["id"].to_pylist(), records["outcome"].to_pylist(), strict=True))
-    failures = [row for row in store.failures().to_pylist() if row["id"] in missing]
-    newest = {row["id"]: row for row in sorted(failures, key=lambda row: row["attempt"])}
-    live = {row["id"]: row for row in store.live().to_pylist() if row["id"] in missing}
+def status_values(study: Study, status: Status) -> dict[str, Any]:
+    """What ``--json`` prints; ``docs/watching.md`` says what it means."""
+    failed: dict[CellKey, Counter[str]] = defaultdict(Counter)
+    for run in status.failures:
+        failed[cell_key(run.entry)][run.outcome] += 1
     cells = []
-    for key, entries in plan.cells().items():
-        ids = [entry.id for entry in entries]
-        ended = Counter(outcomes[id] for id in ids if id in outcomes)
-        ended.update(newest[id]["outcome"] for id in ids if id in newest)
+    total: Counter[str] = Counter()
+    for key, entries in status.plan.cells().items():
+        cell = status.cells[key]
+        outcomes = Counter(status.measures.outcomes.get(key, {})) + failed[key]
+        total += outcomes
         cells.append(
             {
                 **cell_values(key, entries),
-                "planned": len(ids),
-                "missing": sum(id in missing for id in ids),
-                "running": sum(id in live for id in ids),
-                "outcomes": dict(ended),
+                "planned": cell.planned,
+                "missing": cell.planned - cell.done,
+                "running": cell.running,
+                "outcomes": dict(outcomes),
+                "seconds_left": status.forecast.cells[key],
+                **_measured_values(status.measures.of(key, adaptive=entries[0].adaptive)),
             }
         )
-    total: Counter[str] = Counter()
-    for cell in cells:
-        total.update(cell["outcomes"])
+    left = status.forecast.device_seconds
     return {
-        "protocol": plan.protocol.name,
+        "protocol": status.plan.protocol.name,
         "store": study.store_url,
-        "planned": len(plan.planned),
-        "done": len(plan.done),
-        "missing": len(plan.missing),
-        "running": len(live),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "planned": status.planned,
+        "done": status.done,
+        "missing": status.planned - status.done,
+        "running": sum(run.state != INTERRUPTED for run in status.live),
+        "interrupted": sum(run.state == INTERRUPTED for run in status.live),
         "outcomes": dict(total),
-        "corrupt": dict(plan.corrupt),
+        "seconds_left": status.forecast.remaining,
+        "device_seconds_spent": dict(status.measures.device_seconds),
+        "device_seconds_left": None if left is None else {status.measures.unit: left * status.measures.share},
+        "images_per_second": status.images_per_second,
+        "corrupt": dict(status.corrupt),
+        "sweeps": [_sweep_values(sweep) for sweep in status.sweeps],
         "cells": cells,
-        "live": [_live_values(row, missing[id]) for id, row in live.items()],
-        "failures": [_failure_values(row, missing[id]) for id, row in newest.items()],
+        "live": [_live_values(run) for run in status.live],
+        "failures": [_failure_values(run) for run in status.failures],
+    }
+
+
+def _measured_values(measured: Measured | None) -> dict[str, Any]:
+    values: dict[str, Any] = {"n": 0 if measured is None else measured.n}
+    for name in ("mean", "sd"):
+        estimate = None if measured is None else getattr(measured, name)
+        for end, attribute in (("", "value"), ("_low", "low"), ("_high", "high")):
+            number = math.nan if estimate is None else getattr(estimate, attribute)
+            values[f"accuracy_{name}{end}"] = number if math.isfinite(number) else None
+    return values
+
+
+def _sweep_values(sweep: Active) -> dict[str, Any]:
+    return {
+        "host": sweep.host,
+        "pid": sweep.pid,
+        "command": sweep.command,
+        "since": sweep.since.isoformat(),
+        "heartbeat_age": round(sweep.heard, 1),
     }
 
 
@@ -94,38 +138,51 @@ def _run_values(entry: Planned) -> dict[str, Any]:
     }
 
 
-def _live_values(row: dict[str, Any], entry: Planned) -> dict[str, Any]:
+def _live_values(run: Live) -> dict[str, Any]:
     return {
-        **_run_values(entry),
-        "attempt": row["attempt"],
-        "epochs": entry.run.recipe.epochs,
-        "epochs_done": row["epochs"],
-        "updated": row["updated"].isoformat(),
+        **_run_values(run.entry),
+        "state": run.state,
+        "attempt": run.attempt,
+        "epochs": run.entry.run.recipe.epochs,
+        "epochs_done": run.epochs,
+        "epoch_seconds": run.epoch_seconds,
+        "updated": run.updated.isoformat(),
     }
 
 
-def _failure_values(row: dict[str, Any], entry: Planned) -> dict[str, Any]:
-    return {**_run_values(entry), "attempt": row["attempt"], "outcome": row["outcome"], "message": row["message"]}
+def _failure_values(run: Failed) -> dict[str, Any]:
+    ended = {
+        "attempt": run.attempt,
+        "outcome": run.outcome,
+        "message": run.message,
+        "finished": run.finished.isoformat(),
+    }
+    return {**_run_values(run.entry), **ended}
 
 
-def _print_status(plan: Plan, values: dict[str, Any], line: str) -> None:
-    click.echo(line + "\n")
+def _print_status(study: Study, status: Status) -> None:
+    plan = status.plan
+    click.echo(headline(study, plan))
+    for line in summary(status):
+        output.print_wrapped(line)
+    click.echo()
     names = cell_names(plan)
+    failed = Counter(cell_key(run.entry) for run in status.failures)
     rows = []
-    for key, cell in zip(plan.cells(), values["cells"], strict=True):
-        ended = cell["outcomes"]
-        failed = sum(number for outcome, number in ended.items() if outcome in FAILURE_OUTCOMES)
-        counts = (cell["planned"], ended.get("ok", 0), ended.get("diverged", 0), cell["missing"])
-        rows.append((*names[key], *counts, cell["running"], failed))
-    headings = ("planned", "ok", "diverged", "missing", "running", "failed")
-    numbers = [(heading, "right") for heading in headings]
-    output.print_table(["trainer", "architecture", "dataset", "varies", *numbers], rows)
+    for key in plan.cells():
+        cell, outcomes = status.cells[key], status.measures.outcomes.get(key, {})
+        counts = (cell.planned, outcomes.get("ok", 0), outcomes.get("diverged", 0), cell.planned - cell.done)
+        left = "" if status.forecast.remaining is None else view.cell_left(cell, status.forecast)
+        rows.append((*names[key], *counts, cell.running, failed[key], left))
+    headings = ["trainer", "architecture", "dataset", "varies"]
+    numbers = [(heading, "right") for heading in ("planned", "ok", "diverged", "missing", "running", "failed", "left")]
+    # What never happened needs no room.
+    shown = [number for number in range(11) if number not in (6, 10) or any(row[number] for row in rows)]
+    columns: list[output.Column] = [*headings, *numbers]
+    output.print_table([columns[number] for number in shown], [[row[number] for number in shown] for row in rows])
     for line in legend(plan):
         output.print_wrapped(line)
-    for title, lines in (
-        ("Running, or interrupted", [_live_line(row) for row in values["live"]]),
-        ("Newest failure of each run that is missing", [_failure_line(row) for row in values["failures"]]),
-    ):
+    for title, lines in _sections(status):
         if lines:
             click.echo(f"\n{title}:")
             for text in lines[:SHOWN]:
@@ -134,16 +191,48 @@ def _print_status(plan: Plan, values: dict[str, Any], line: str) -> None:
                 click.echo(f"  and {len(lines) - SHOWN:,} more (--json lists all)")
 
 
-def _run_name(row: dict[str, Any]) -> str:
-    return " ".join((row["trainer"], row["architecture"], row["dataset"], row["source"], f"#{row['replicate']}"))
+def summary(status: Status) -> list[str]:
+    """What is known beside the counts: the sweeps at work, the time left, device time and speed."""
+    parts = []
+    if status.images_per_second:
+        parts.append(f"{status.images_per_second:,.0f} images/s")
+    if status.forecast.remaining is not None and not status.complete:
+        parts.append(f"about {view.time_left(status.forecast.remaining)} left")
+    parts += view.device_times(status.measures, status.forecast)
+    sentence = ", ".join(parts)
+    return [*sweep_lines(status), *([sentence[0].upper() + sentence[1:] + "."] if sentence else [])]
 
 
-def _live_line(row: dict[str, Any]) -> str:
-    age = (datetime.now(UTC) - datetime.fromisoformat(row["updated"])).total_seconds()
-    epochs = f"epoch {row['epochs_done']} of {row['epochs']}"
-    return f"{_run_name(row)}: {epochs}, attempt {row['attempt']}, {output.duration(max(age, 0))} ago"
+def sweep_lines(status: Status) -> list[str]:
+    """The sweeps at work, one a line."""
+    return [
+        f"Running on {sweep.host} (process {sweep.pid}) since {sweep.since.astimezone():%Y-%m-%d %H:%M}, last heard of "
+        f"{output.duration(sweep.heard)} ago."
+        for sweep in status.sweeps
+    ]
 
 
-def _failure_line(row: dict[str, Any]) -> str:
-    message = " ".join(row["message"].split())
-    return f"{_run_name(row)}: attempt {row['attempt']}: {row['outcome']}: {message}"
+def _sections(status: Status) -> Iterator[tuple[str, list[str]]]:
+    now = datetime.now(UTC)
+    for state in (RUNNING, EITHER, INTERRUPTED):
+        yield state.capitalize(), [_live_line(run, now) for run in status.live if run.state == state]
+    outcomes = Counter(run.outcome for run in status.failures)
+    counts = ", ".join(f"{number:,} {outcome}" for outcome, number in sorted(outcomes.items()))
+    newest = sorted(status.failures, key=lambda run: run.finished, reverse=True)
+    yield f"Failed ({counts}), the newest first", [_failure_line(run) for run in newest]
+
+
+def _run_name(entry: Planned) -> str:
+    run = entry.run
+    return " ".join((entry.id[:8], run.trainer, run.architecture, str(run.dataset), entry.source, f"#{run.replicate}"))
+
+
+def _live_line(run: Live, now: datetime) -> str:
+    age = max((now - run.updated).total_seconds(), 0)
+    epochs = f"epoch {run.epochs} of {run.entry.run.recipe.epochs}"
+    return f"{_run_name(run.entry)}: {epochs}, attempt {run.attempt}, {output.duration(age)} ago"
+
+
+def _failure_line(run: Failed) -> str:
+    message = " ".join(run.message.split())
+    return f"{_run_name(run.entry)}: attempt {run.attempt}: {run.outcome}: {message}"

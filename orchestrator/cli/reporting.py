@@ -21,11 +21,14 @@ from protocols.errors import UserError
     )
 )
 @study_options
-@click.option("--html", type=click.Path(path_type=Path), help="Where the page goes; default STORE/report/report.html.")
+@click.option(
+    "--html", type=click.Path(path_type=Path), help="Where the page goes; default report.html beside the other files."
+)
 def report(study: Study, html: Path | None) -> int:
     """Print the table; write it as HTML, CSV and LaTeX.
 
-    The files go to STORE/report/. Works on an unfinished study, too.
+    The files go to STORE/report/, or to noisegrid-report/ where the store is no folder. Works on an unfinished study,
+    too.
     """
     store = study.store()
     plan = study.plan(store)
@@ -42,7 +45,7 @@ def publish(study: Study, plan: Plan, store: Store, html: Path | None = None) ->
         study: what is reported.
         plan: its runs; those without a record count as missing.
         store: where the records are.
-        html: where the page goes; None: ``report/report.html`` in the store.
+        html: where the page goes; None: beside the other files, see :func:`folder_of`.
     """
     from orchestrator.analysis import load
     from orchestrator.report import write_csv, write_html, write_latex, write_studies, write_table
@@ -54,7 +57,7 @@ def publish(study: Study, plan: Plan, store: Store, html: Path | None = None) ->
         if html is not None:
             click.echo(f"Nothing is done yet, so {html} was not written.")
         return
-    folder = Path(store.url) / "report"
+    folder = folder_of(store)
     write_csv(sweep, folder / "table.csv")
     write_latex(sweep, folder / "table.tex")
     click.echo(f"\nThe table is also in {folder / 'table.csv'} and {folder / 'table.tex'}.")
@@ -69,3 +72,8 @@ def publish(study: Study, plan: Plan, store: Store, html: Path | None = None) ->
         click.echo(f"There is no page: {error}")
     else:
         click.echo(f"The report is {page}.")
+
+
+def folder_of(store: Store) -> Path:
+    """Where reports go: into the store, or into the working directory where the store is no folder."""
+    return Path("noisegrid-report") if "://" in store.url else Path(store.url) / "report"

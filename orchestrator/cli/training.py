@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestrator import catalog
+from orchestrator.adaptive import Looking
 from orchestrator.cli import output
+from orchestrator.cli.amounts import Duration, Memory
 from orchestrator.cli.options import (
     Study,
     data_option,
@@ -22,9 +26,12 @@ from orchestrator.cli.options import (
     study_options,
 )
 from orchestrator.cli.reporting import publish
+from orchestrator.cli.storing import compact_many
 from orchestrator.plan import Plan
 from orchestrator.plan import plan as make_plan
-from orchestrator.store import open_store
+from orchestrator.store import Store, open_store
+from protocols.errors import UserError
+from protocols.overrides import select_cells
 from protocols.protocol import Protocol
 from protocols.sources import CONTROL
 
@@ -32,6 +39,10 @@ if TYPE_CHECKING:
     from orchestrator.launch import Result
 
 INTERRUPTED = 130
+OUT_OF_TIME = 3
+"""Exit code of a sweep that its time budget ended."""
+
+RETRIES = ("all", "failed", "none")
 
 
 def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +53,14 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=0),
             default=1,
             show_default=True,
-            help="How often a run that failed is tried again.",
+            help="How often a run that raised, crashed or hung is tried again.",
+        ),
+        click.option(
+            "--patience",
+            type=Duration(),
+            default="1h",
+            show_default=True,
+            help="Time without a finished epoch after which a run counts as hung.",
         ),
         click.option(
             "--checkpoint-every",
@@ -63,6 +81,11 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=1),
             help="Runs side by side; default: what the cluster has room for.",
         ),
+        click.option(
+            "--memory-per-run",
+            type=Memory(),
+            help="Memory that a node must have for each run, and a run may take, like 4GB; default: what there is.",
+        ),
         data_option,
         gpus_option,
     ):
@@ -70,25 +93,83 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+sweep_options = (
+    click.option(
+        "--time-budget",
+        type=Duration(),
+        help="End after this long, like 3h30m, and begin no run that is known not to end by then.",
+    ),
+    click.option(
+        "--first",
+        multiple=True,
+        metavar="KEY=VALUE,...",
+        help="Train some cells before all others, named as --only names them; those of the first --first come first.",
+    ),
+    click.option(
+        "--retry",
+        type=click.Choice(RETRIES),
+        default="all",
+        show_default=True,
+        help="Of what is missing, train all, only the runs with a failed attempt, or none of those.",
+    ),
+    click.option(
+        "--lease-seconds",
+        type=click.FloatRange(min=1),
+        default=60.0,
+        show_default=True,
+        callback=finite,
+        metavar="SECONDS",
+        help="After so long without a sign of life another sweep may train what this one was training.",
+    ),
+)
+"""Options of ``run`` alone."""
+
+
+def _all(options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """A decorator that is several."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
 @click.command(
     epilog=examples(
         "sweep.py run quickstart",
         "sweep.py run quickstart --set replicates=10 --only source=init,onebit",
         "sweep.py run summers2021-table1 --set dataset=mnist --set library=order --data-root ~/data",
+        "sweep.py run summers2021-table1 --first source=all --time-budget 11h30m",
+        "sweep.py run quickstart --retry failed",
     )
 )
 @study_options
 @launch_options
-def run(study: Study, gpus_per_run: float, data_root: Path | None, **options: Any) -> int:
+@_all(sweep_options)
+def run(
+    study: Study,
+    gpus_per_run: float,
+    data_root: Path | None,
+    time_budget: float | None,
+    first: tuple[str, ...],
+    retry: str,
+    **options: Any,
+) -> int:
     """Train what is missing, then report.
 
-    The same command again resumes. Exits 0 only if every planned run is done.
+    The same command again resumes. Exits 0 only if every planned run is done, 1 if some are not, 3 if the time budget
+    was used up before, and 130 after Ctrl-C or a signal.
     """
+    study = dataclasses.replace(study, protocol=prioritised(study.protocol, first))
     plan = study.plan(study.store(), gpus_per_run=gpus_per_run)
+    if plan.growing and not plan.missing:  # a sweep that was stopped may not have come to its last looks
+        Looking(plan, study.store()).after(())
+        plan = study.plan(study.store(), gpus_per_run=gpus_per_run)
     if not plan.missing:
         click.echo(f"Nothing to train: all {output.count(len(plan.planned), 'run')} are done.\n")
         publish(study, plan, study.store())
         return 0
+    plan = chosen(plan, study.store(), retry)
+    if not plan.missing:
+        click.echo(f"Nothing to train with --retry {retry}: {_left_out(plan, retry)}\n")
+        publish(study, study.plan(study.store()), study.store())
+        return 1
     _check_needs(plan, data_root)
     store = study.store(create=True)
     store.probe()
@@ -96,13 +177,17 @@ def run(study: Study, gpus_per_run: float, data_root: Path | None, **options: An
 
     from orchestrator.launch import sweep
 
-    result = sweep(plan, store, data_root=data_root, gpus_per_run=gpus_per_run, **options)
+    options |= {"time_budget": math.inf if time_budget is None else time_budget}
+    result = sweep(plan, store, data_root=data_root, gpus_per_run=gpus_per_run, **_given(options))
     if result.interrupted:
         click.echo(f"Interrupted with {_progress(result)}; the same command again resumes.", err=True)
         return INTERRUPTED
+    compact_many(store)
     publish(study, study.plan(store), store)
     click.echo(f"\n{_verdict(result)}")
-    return 0 if result.complete else 1
+    if result.complete:
+        return 0
+    return OUT_OF_TIME if result.out_of_time else 1
 
 
 @click.command(
@@ -130,7 +215,7 @@ def check(protocol: Protocol, gpus_per_run: float, data_root: Path | None, **opt
 
         from orchestrator.launch import sweep
 
-        result = sweep(plan, store, data_root=data_root, gpus_per_run=gpus_per_run, **options)
+        result = sweep(plan, store, data_root=data_root, gpus_per_run=gpus_per_run, **_given(options))
         if result.interrupted:
             click.echo("Interrupted; the temporary store is gone.", err=True)
             return INTERRUPTED
@@ -149,6 +234,48 @@ def controls(protocol: Protocol) -> Protocol:
     """The protocol with nothing but two replicates of each group's control."""
     cells = dict.fromkeys(dataclasses.replace(cell, source=CONTROL) for cell in protocol.cells)
     return dataclasses.replace(protocol, cells=tuple(cells), control_replicates=2)
+
+
+def prioritised(protocol: Protocol, first: Sequence[str]) -> Protocol:
+    """The protocol with some cells before all others.
+
+    Args:
+        protocol: whose cells.
+        first: which, as ``--only`` names them; those that the first text names come first.
+
+    Raises:
+        UserError: a text names no cell.
+    """
+    for text in reversed(first):
+        highest = max(cell.priority for cell in protocol.cells)
+        try:
+            named = dict.fromkeys(select_cells(protocol, (text,)).cells)
+        except UserError as error:
+            raise UserError(str(error).replace("--only", "--first")) from None
+        # A control need not be among the cells to be named.
+        cells = dict.fromkeys((*protocol.cells, *named))
+        raised = (dataclasses.replace(cell, priority=highest + 1) if cell in named else cell for cell in cells)
+        protocol = dataclasses.replace(protocol, cells=tuple(raised))
+    return protocol
+
+
+def chosen(plan: Plan, store: Store, retry: str) -> Plan:
+    """The plan with fewer missing runs: those with a failed attempt (``failed``), or those without one (``none``)."""
+    if retry == "all":
+        return plan
+    failed = set(store.failures()["id"].to_pylist())
+    missing = tuple(entry for entry in plan.missing if (entry.id in failed) == (retry == "failed"))
+    return dataclasses.replace(plan, missing=missing)
+
+
+def _left_out(plan: Plan, retry: str) -> str:
+    missing = output.count(len(plan.planned) - len(plan.done), "missing run")
+    return f"none of {missing} has failed." if retry == "failed" else f"of {missing}, each has failed."
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without those that were left out."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _check_needs(plan: Plan, data_root: Path | None) -> None:
@@ -170,8 +297,12 @@ def _verdict(result: Result) -> str:
     took = output.duration(result.seconds)
     if result.complete:
         return f"All {output.count(result.planned, 'planned run')} are done (this took {took})."
-    if result.hopeless:
-        return f"Given up with {_progress(result)}, since every run failed alike: {result.hopeless}"
-    return (
-        f"{_progress(result).capitalize()}, {len(result.failed):,} failed (see status); the same command tries again."
-    )
+    if result.stopped:
+        return f"Given up with {_progress(result)}, since {result.stopped}"
+    failed = f", {len(result.failed):,} failed" if result.failed else ""
+    if result.out_of_time:
+        return (
+            f"The time budget is used up with {_progress(result)}{failed}; about {output.duration(result.left)} are "
+            "left, on as many slots, and the same command again resumes."
+        )
+    return f"{_progress(result).capitalize()}{failed or ', 0 failed'} (see status); the same command tries again."

@@ -32,6 +32,8 @@ DRIVER_VARIABLES = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_THRESHOLD_S": "60",
+    # How many blocks wait for a slot is the sweep's own affair; by itself Tune would ask for one after another.
+    "TUNE_MAX_PENDING_TRIALS_PG": "10000",
     # The older of Tune's two ways of printing is the one that can be silenced.
     "RAY_AIR_NEW_OUTPUT": "0",
     # Workers would run at the lowest priority.
@@ -52,8 +54,8 @@ _TOKEN = secrets.token_hex(32)
 
 
 @contextlib.contextmanager
-def cluster(address: str | None, max_concurrent: int | None) -> Iterator[None]:
-    """Be connected to a cluster inside the ``with`` block.
+def cluster(address: str | None, max_concurrent: int | None) -> Iterator[bool]:
+    """Be connected to a cluster inside the ``with`` block, and know whether it was there before.
 
     Args:
         address: of a running cluster; None: RAY_ADDRESS, else a cluster is started on this machine and stopped again.
@@ -76,7 +78,7 @@ def cluster(address: str | None, max_concurrent: int | None) -> Iterator[None]:
         try:
             # This process needs no GPU; a cluster started here has seen them by now.
             with _environment({"CUDA_VISIBLE_DEVICES": ""}):
-                yield
+                yield not local
         finally:
             if not connected:
                 ray.shutdown()
@@ -120,18 +122,62 @@ def _connect(address: str) -> None:
         raise UserError(f"no Ray cluster answers at {address!r}: {str(error).splitlines()[0]}") from error
 
 
-def slots(gpus_per_run: float) -> int:
-    """How many runs fit on the cluster's present nodes side by side: a CPU each, and ``gpus_per_run`` GPUs.
+def slots(gpus_per_run: float, memory_per_run: int = 0, *, grows: bool = False) -> int:
+    """How many runs fit on the cluster's present nodes side by side: a CPU each, and what they are given beside it.
+
+    Args:
+        gpus_per_run: GPUs of a run.
+        memory_per_run: bytes of a run; 0: it does not count.
+        grows: whether nodes may come that have room.
 
     Raises:
         UserError: none fits.
     """
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    total = sum(min(int(node.get("CPU", 0)), _shares(node.get("GPU", 0), gpus_per_run)) for node in resources)
-    if not total:
+    total = room(gpus_per_run, memory_per_run)
+    if not total and not (grows and most(gpus_per_run)):
         needs = "a free CPU" + (f" and {gpus_per_run:g} GPUs" if gpus_per_run else "")
+        needs += f" and {memory_per_run / 2**30:.3g} GiB of memory" if memory_per_run else ""
         raise UserError(f"no node of the Ray cluster has {needs} for a run")
     return total
+
+
+def room(gpus_per_run: float, memory_per_run: int = 0) -> int:
+    """The number that :func:`slots` returns, which may be 0."""
+    total = 0
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"]:
+            has = node["Resources"]
+            fits = min(int(has.get("CPU", 0)), _shares(has.get("GPU", 0), gpus_per_run))
+            total += min(fits, int(has.get("memory", 0) // memory_per_run)) if memory_per_run else fits
+    return total
+
+
+def most(gpus_per_run: float) -> int | None:
+    """How many runs would fit on the largest cluster that the autoscaler may make of this one; None: there is none."""
+    resources = ray._private.state.state.get_max_resources_from_cluster_config()
+    if not resources:
+        return None
+    return min(int(resources.get("CPU", 0)), _shares(resources.get("GPU", 0), gpus_per_run))
+
+
+def at_a_time(fitting: int, largest: int | None, max_concurrent: int | None, *, joined: bool) -> int:
+    """How many blocks Tune is to have at a time.
+
+    More than fit make the autoscaler of a cluster act, which adds nodes for what waits: as many more again, so that a
+    cluster doubles until it is as large as it may be.
+
+    Args:
+        fitting: runs that fit on the present nodes.
+        largest: runs that fit on the largest cluster that the autoscaler may make; None: it is not known.
+        max_concurrent: runs side by side that the user allows; None: any number.
+        joined: whether the cluster was there before the sweep, and may grow.
+    """
+    if not joined:
+        return fitting if max_concurrent is None else min(fitting, max_concurrent)
+    if max_concurrent is not None:
+        return max_concurrent
+    more = fitting + max(4, fitting)
+    return more if largest is None else max(fitting, min(more, largest))
 
 
 def _shares(gpus: float, gpus_per_run: float) -> int:

@@ -6,50 +6,45 @@ The store is the only state. Ray Tune's own is scratch that is deleted afterward
 from __future__ import annotations
 
 import contextlib
-import re
+import math
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import ray
-from ray import cloudpickle, tune
-from ray.tune.experiment import Trial
+from ray import tune
 from rich.console import Console
 
 from orchestrator import catalog
+from orchestrator.adaptive import Looking
+from orchestrator.context import Settings
+from orchestrator.launch import cluster as clusters
 from orchestrator.launch.blocks import Blocks, Durations
-from orchestrator.launch.cluster import cluster, slots
-from orchestrator.launch.progress import Display, Tally, failures
+from orchestrator.launch.budgets import Budgets
+from orchestrator.launch.cluster import cluster
+from orchestrator.launch.gate import Keeper
+from orchestrator.launch.progress import Display
+from orchestrator.launch.scheduler import Scheduler
 from orchestrator.launch.searcher import BlockSearcher
-from orchestrator.launch.trainable import Gate, Slot
+from orchestrator.launch.tally import Tally
+from orchestrator.launch.trainable import Slot
+from orchestrator.launch.watcher import TRIALS_PER_FIT, Stopper, Watcher
 from orchestrator.plan import Plan, Planned
 from orchestrator.store import Store
-from orchestrator.supervisor import Job
-from orchestrator.worker import Settings
+from orchestrator.store.leases import sweeping
 from protocols.run import Run
 
-TRIALS_PER_FIT = 2000
-"""Tune never forgets a trial, and slows down with their number; so it is started afresh after so many."""
-
-ACTOR_FAILURES = 10
-"""How often a block is started again after its actor or node died. Its finished runs are not trained again."""
-
-HOPELESS = 3
-"""If so many runs have failed with one and the same message, and none is done, the sweep stops. Refused runs do not
-count: other machines of the cluster may train the rest."""
+LEASE_SECONDS = 60.0
+"""After so long without a sign of life another sweep may take over what one was training."""
 
 SECONDS_PER_IMAGE = 2e-4
 """A guess for runs of which no similar one is done: a small network on one CPU core."""
-
-_RUN_ID = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +58,13 @@ class Result:
     """Runs that failed in this sweep, each after its retries: id -> message."""
     interrupted: bool
     """Whether a signal stopped it; the same command again resumes."""
-    hopeless: str
-    """The message that every run failed with, if the sweep was given up for that."""
+    stopped: str = ""
+    """Why it was given up, in words: every run failed alike, or no device is to be trusted. Empty if it was not."""
+    out_of_time: bool = False
+    """Whether the time budget ended it; the same command again resumes."""
+    left: float = 0.0
+    """Expected seconds of what is left, on the slots that there were; of those without a similar one that is done it
+    is a guess."""
     seconds: float
 
     @property
@@ -80,10 +80,13 @@ def sweep(
     data_root: Path | None = None,
     max_concurrent: int | None = None,
     gpus_per_run: float = 0.0,
+    memory_per_run: int = 0,
     checkpoint_every: float = 60.0,
     decode_threads: int | None = None,
     retries: int = 1,
     patience: float = 3600.0,
+    time_budget: float = math.inf,
+    lease_seconds: float = LEASE_SECONDS,
     address: str | None = None,
     console: Console | None = None,
 ) -> Result:
@@ -95,10 +98,13 @@ def sweep(
         data_root: where datasets are read from; None: NOISEGRID_DATA, else they are fetched.
         max_concurrent: runs side by side; None: as many as the cluster has CPU cores, or shares of its GPUs.
         gpus_per_run: GPUs of a run; 0: it has one CPU core.
+        memory_per_run: bytes that a node must have for each run, and that it may take; 0: what the machine can spare.
         checkpoint_every: seconds between two checkpoints of a run; 0: one at the end of each epoch.
         decode_threads: threads that decode photographs for each run; None: its share of the machine's cores.
-        retries: how often a run that failed is tried again.
+        retries: how often a run that raised, crashed or hung is tried again, see :mod:`.budgets` for the rest.
         patience: seconds without a finished epoch after which a run counts as hung, and as failed.
+        time_budget: seconds after which the sweep ends; no run begins that is known to take longer than what is left.
+        lease_seconds: see ``LEASE_SECONDS``.
         address: of a Ray cluster; None: RAY_ADDRESS, else one is started on this machine for the sweep.
         console: where progress is shown; None: the standard error.
 
@@ -110,188 +116,131 @@ def sweep(
     """
     console = console or Console(stderr=True)
     began = time.monotonic()
-    tally = Tally(planned=len(plan.planned), done=len(plan.done))
-    hopeless = ""
+    tally = Tally(plan)
+    looking = Looking(plan, store)
+    granted = looking.after(())
+    tally.added(granted)
+    missing = [*plan.missing, *granted]
+    stopped, out_of_time, left = "", False, 0.0
     interrupted = threading.Event()
     with _signals(interrupted):
-        if plan.missing:
-            for trainer in sorted({planned.run.trainer for planned in plan.missing}):
+        if missing:
+            trainers = sorted({planned.run.trainer for planned in missing})
+            for trainer in trainers:
                 catalog.require(trainer)
+            # One canary for all devices of this sweep and, as a rule, of later ones.
+            canary = next(planned.run.control for planned in plan.planned if planned.run.trainer in trainers)
             _set_aside(plan, store, console)
-            settings = Settings(
-                store=store.url,
-                data_root=None if data_root is None else str(Path(data_root).absolute()),
-                gpus=gpus_per_run,
-                checkpoint_every=checkpoint_every,
-                decode_threads=decode_threads,
-                isolation=plan.protocol.isolation,
-                between_runs=plan.protocol.between_runs,
-            )
             # Once more inside, because Ray sets a handler of its own when it connects.
-            with cluster(address, max_concurrent), _signals(interrupted):
-                fitting = slots(gpus_per_run)
-                count = max_concurrent or fitting
+            with (
+                sweeping(store, seconds=lease_seconds) as lease,
+                cluster(address, max_concurrent) as joined,
+                _signals(interrupted),
+            ):
+                settings = Settings(
+                    store=store.url,
+                    data_root=None if data_root is None else str(Path(data_root).absolute()),
+                    gpus=gpus_per_run,
+                    checkpoint_every=checkpoint_every,
+                    decode_threads=decode_threads,
+                    isolation=plan.protocol.isolation,
+                    between_runs=plan.protocol.between_runs,
+                    sweep=lease.id,
+                    lease_seconds=lease_seconds,
+                    memory_limit=memory_per_run or None,
+                    canary=canary.specification,
+                )
+                largest = clusters.most(gpus_per_run) if joined else None
+
+                def room() -> tuple[int, int]:
+                    fitting = clusters.room(gpus_per_run, memory_per_run)
+                    limit = clusters.at_a_time(fitting, largest, max_concurrent, joined=joined)
+                    return min(fitting, limit), limit
+
+                fitting = clusters.slots(gpus_per_run, memory_per_run, grows=joined)
+                count = fitting if max_concurrent is None else min(fitting, max_concurrent)
                 durations = _durations(plan, store)
-                watcher = Watcher(plan.missing, durations, tally, count, interrupted)
-                parameters = {
-                    "jobs": {planned.id: Job(run=planned.run, source=planned.source) for planned in plan.missing},
-                    "settings": settings,
-                    "retries": retries,
-                    "patience": patience,
-                    # The driver handles some tens of reports a second, however many slots there are.
-                    "report_every": max(1.0, count / 16),
-                }
-                blocks = Blocks(plan.missing, count, durations)
-                with Display(tally, watcher.remaining, console) as watcher.display:
-                    watcher.display.say(f"training {len(plan.missing):,} runs, {count:,} side by side")
-                    while blocks.left and not watcher.stopping:
-                        _fit(blocks, parameters, watcher, count, min(count, fitting))
-                hopeless = watcher.hopeless
+                keeper = Keeper()
+                with Display(tally, None, console, store=store, gpus=gpus_per_run) as display:
+                    display.say(f"training {len(missing):,} runs, {count:,} side by side")
+                    if not store.exclusive:
+                        display.say(
+                            f"{store.url} cannot tell two sweeps apart: another one at the same time may train a run "
+                            "twice, which is still recorded once"
+                        )
+                    scheduler = Scheduler(
+                        missing,
+                        Blocks(missing, max(1, count), durations),
+                        durations,
+                        Budgets(retries),
+                        tally,
+                        say=display.say,
+                        bar=keeper.bar,
+                        grown=looking.after,
+                    )
+                    watcher = Watcher(
+                        scheduler,
+                        display,
+                        room=room,
+                        gate=keeper.set,
+                        has=store.has,
+                        interrupted=interrupted,
+                        deadline=began + time_budget,
+                    )
+                    parameters = {
+                        "settings": settings,
+                        "patience": patience,
+                        # The driver handles some tens of reports a second, however many slots there are.
+                        "report_every": max(1.0, count / 16),
+                        "gate": keeper.gate,
+                    }
+                    while not scheduler.over and not watcher.stopping:
+                        _fit(parameters, watcher, _share(gpus_per_run, memory_per_run))
+                stopped, out_of_time = scheduler.stopped, watcher.out_of_time
+                left = scheduler.remaining() / max(1, watcher.slots)
     return Result(
         planned=tally.planned,
-        done=tally.done,
-        failed=dict(tally.failed),
+        done=tally.done_count,
+        failed=dict(tally.failures),
         interrupted=interrupted.is_set(),
-        hopeless=hopeless,
+        stopped=stopped,
+        out_of_time=out_of_time,
+        left=left,
         seconds=time.monotonic() - began,
     )
 
 
-def _fit(blocks: Blocks, parameters: Mapping[str, Any], watcher: Watcher, count: int, fitting: int) -> None:
+def _share(gpus_per_run: float, memory_per_run: int) -> dict[str, float]:
+    """What a slot holds of its node, in Ray's terms."""
+    share = {"CPU": 1.0, "GPU": gpus_per_run, "memory": float(memory_per_run)}
+    return {name: amount for name, amount in share.items() if amount}
+
+
+def _fit(parameters: Mapping[str, Any], watcher: Watcher, share: dict[str, float]) -> None:
     """Have Tune work off the next ``TRIALS_PER_FIT`` blocks."""
     scratch = tempfile.mkdtemp(prefix="noisegrid-tune-")
-    arriving = min(fitting, len(blocks.left))
-    gate = ray.remote(num_cpus=0)(Gate).remote(arriving) if arriving > 1 else None
-    share = {"CPU": 1.0} | ({"GPU": parameters["settings"].gpus} if parameters["settings"].gpus else {})
+    watcher.begin()
     try:
         tune.Tuner(
-            tune.with_resources(
-                tune.with_parameters(Slot, gate=gate, **parameters), tune.PlacementGroupFactory([share])
-            ),
+            tune.with_resources(tune.with_parameters(Slot, **parameters), tune.PlacementGroupFactory([share])),
             tune_config=tune.TuneConfig(
-                search_alg=BlockSearcher(blocks),
+                search_alg=BlockSearcher(watcher),
                 num_samples=TRIALS_PER_FIT,
-                max_concurrent_trials=count,
                 reuse_actors=True,
                 trial_dirname_creator=lambda trial: str(trial.trial_id),
             ),
             run_config=tune.RunConfig(
                 storage_path=scratch,
                 callbacks=[watcher],
-                stop=_Stopper(watcher),
-                failure_config=tune.FailureConfig(max_failures=ACTOR_FAILURES),
+                stop=Stopper(watcher),
+                # A block whose slot died is cut anew, from what is left of it.
+                failure_config=tune.FailureConfig(max_failures=0),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
         ).fit()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-class _Stopper(tune.Stopper):
-    """Has Tune stop all slots, in good order, once the watcher says so."""
-
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Whether to stop one trial: it ends by itself."""
-        return False
-
-    def stop_all(self) -> bool:
-        """Whether to stop; asked several times a second."""
-        return self._watcher.stopping
-
-
-class Watcher(tune.Callback):
-    """Counts what Tune reports, and knows when to stop."""
-
-    def __init__(
-        self,
-        missing: Sequence[Planned],
-        durations: Durations,
-        tally: Tally,
-        slots: int,
-        interrupted: threading.Event,
-    ) -> None:
-        self.runs = {planned.id: planned.run for planned in missing}
-        self.tally = tally
-        self._durations = durations
-        self._slots = slots
-        self._interrupted = interrupted
-        self._done: set[str] = set()
-        self._refused: set[str] = set()
-        self._running: dict[str, list[str]] = {}
-        self.display: Display
-        self.hopeless = ""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Tune saves its callbacks, for a resumption that is never asked of it."""
-        return {}
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the sweep is to end now."""
-        return self._interrupted.is_set() or bool(self.hopeless)
-
-    def remaining(self) -> float:
-        """Seconds until all runs are done, as far as is known."""
-        waiting = [run for id, run in self.runs.items() if id not in self._done and id not in self.tally.failed]
-        return sum(map(self._durations.estimate, waiting)) / self._slots
-
-    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """A slot took on a block."""
-        self._running[trial.trial_id] = trial.config["runs"]
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
-    ) -> None:
-        """A slot reported what it did since its last report."""
-        for id, seconds in result["finished"].items():
-            # A block that was started again reports its finished runs again.
-            if id not in self._done:
-                self._done.add(id)
-                self.tally.done += 1
-                self.tally.failed.pop(id, None)
-                if seconds is not None:
-                    self._durations.learn(self.runs[id], seconds)
-        self._refused |= set(result["refused"])
-        self._fail(result["failed"])
-        self.tally.retried += result["retried"]
-        self.tally.images += result["images"]
-
-    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """A slot is through with its block."""
-        self._running.pop(trial.trial_id, None)
-
-    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        """A block was given up: its actor died too often."""
-        self._running.pop(trial.trial_id, None)
-        left = [id for id in trial.config["runs"] if id not in self._done and id not in self.tally.failed]
-        self._fail(dict.fromkeys(left, _error(trial)))
-
-    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Several times a second."""
-        self.tally.running = len(self._running)
-        self.display.refresh()
-
-    def _fail(self, failed: Mapping[str, str]) -> None:
-        self.tally.failed |= failed
-        for line in failures(failed):
-            self.display.say(line)
-        counted = {id: message for id, message in self.tally.failed.items() if id not in self._refused}
-        messages = Counter(_RUN_ID.sub("ID", message) for message in counted.values())
-        if not self._done and len(messages) == 1 and messages.total() >= HOPELESS:
-            self.hopeless = next(iter(messages))
-
-
-def _error(trial: Trial) -> str:
-    """What went wrong with a slot, in one line."""
-    if not trial.pickled_error_file:
-        return "its actor died"
-    error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {cause}".splitlines()[0]
 
 
 def _durations(plan: Plan, store: Store) -> Durations:

@@ -1,34 +1,46 @@
-"""Ray Tune's view of the plan: a search algorithm that suggests the next block, as ids."""
+"""Ray Tune's view of the plan: a search algorithm that suggests the next block."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from ray.tune.search import Searcher
 
-from orchestrator.launch.blocks import Blocks
+
+class Over(Exception):
+    """Nothing more is to be suggested."""
+
+
+class Source(Protocol):
+    """Where suggestions come from."""
+
+    def suggest(self, trial: str) -> dict[str, Any] | None:
+        """The configuration of a trial; None if there is none now. Raises Over."""
 
 
 class BlockSearcher(Searcher):
-    """Suggests blocks one by one until none is left.
+    """Suggests blocks one by one, as many at a time as its source sees fit.
 
-    Tune keeps whatever a trial's configuration holds for as long as it runs, so it is given ids and nothing else.
+    Tune itself limits the number of pending trials for a searcher that it has not wrapped, by
+    ``TUNE_MAX_PENDING_TRIALS_PG``, and asks again, for ever, one that has nothing now.
     """
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, source: Source) -> None:
         super().__init__()
-        self._blocks = blocks
+        self._source = source
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing to keep: what is left to do is what the store does not have."""
         return {}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """The next block's ids."""
-        block = self._blocks.next()
-        # Tune's mark for the end is a string that its own annotation does not allow.
-        return {"runs": [planned.id for planned in block]} if block else cast(None, Searcher.FINISHED)
+        """The next block's configuration."""
+        try:
+            return self._source.suggest(trial_id)
+        except Over:
+            # Tune's mark for the end is a string that its own annotation does not allow.
+            return cast(None, Searcher.FINISHED)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Nothing is learned from a trial: results are in the store."""

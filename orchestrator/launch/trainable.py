@@ -2,103 +2,108 @@
 
 from __future__ import annotations
 
-import asyncio
+import socket
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray.actor import ActorHandle
 from ray.tune import Trainable
 
-from orchestrator.supervisor import Event, Job, Supervisor
-from orchestrator.worker import Settings
-
-GATE_SECONDS = 60.0
-"""How long a slot waits for the others to start."""
-
-
-class Gate:
-    """Opens when all slots have arrived; an actor of its own.
-
-    Without it, an actor that is done with a short first trial takes over the trial that another actor is still being
-    started for, Tune gives up on that other actor, and most slots are never used.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._missing = slots
-        self._open = asyncio.Event()
-
-    async def arrive(self) -> None:
-        """Wait until everyone is here."""
-        self._missing -= 1
-        if self._missing <= 0:
-            self._open.set()
-        await self._open.wait()
+from orchestrator import devices
+from orchestrator.context import Settings
+from orchestrator.launch.gate import Gate, Passage
+from orchestrator.launch.jobs import jobs
+from orchestrator.supervisor import Events, Supervisor
 
 
 class Slot(Trainable):
-    """Trains one block after another: a Tune trial is a block, its configuration ``{"runs": [ids]}``.
+    """Trains one block after another: a Tune trial is a block, its configuration :func:`.jobs.configuration`.
 
-    Each step reports what happened since the last one, about every ``report_every`` seconds: ``finished`` (id ->
-    seconds, None for a record that was there already), ``failed`` (id -> message), ``refused`` (those of them that
-    other hardware may train), ``retried`` and ``images``. ``done`` is Tune's word for the end of the trial.
+    Each step reports what happened since the last one, about every ``report_every`` seconds:
+
+    - ``finished``: id -> seconds, None for a record that was there already
+    - ``failed``: id -> [outcome, message, refused] of an attempt that left no record, see :class:`Event`
+    - ``busy``: ids that another sweep is training
+    - ``parked``: why the slot's device is not to be trusted; empty while it is
+    - ``returned``: ids of the block that were not tried, for that reason or because they avoid this device
+    - ``images``: training images seen
+    - ``device``: the host and its device
+
+    ``done`` is Tune's word for the end of the trial. A parked slot never ends its trial, so that nothing else is
+    trained on its device: it goes on reporting ``parked``, and nothing else, until the sweep stops.
     """
 
     def setup(  # type: ignore[override]  # Tune passes the keywords that it was given beforehand.
         self,
         config: dict[str, Any],
         *,
-        jobs: Mapping[str, Job],
         settings: Settings,
-        retries: int,
         patience: float,
         report_every: float,
         gate: ActorHandle[Gate] | None,
     ) -> None:
         """Called once an actor; the keywords are the same for all of a sweep's."""
-        self._jobs = jobs
         self._report_every = report_every
+        self._device = f"{socket.gethostname()} {devices.device(settings.gpus)}"
         # Among Ray's own files: what a killed actor leaves goes where those go.
-        folder = Path(self.logdir)
-        self._supervisor = Supervisor(settings, folder=folder, retries=retries, patience=patience)
+        self._supervisor = Supervisor(settings, folder=Path(self.logdir), patience=patience)
+        self._passage = Passage(gate, self._device)
+        self._parked = ""
         self.reset_config(config)
-        if gate is not None:
-            try:
-                ray.get(gate.arrive.remote(), timeout=GATE_SECONDS)
-            except ray.exceptions.RayError:
-                pass  # Late nodes join later; a slot more is worth less than a sweep that waits.
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take on a block."""
-        jobs = [self._jobs[id] for id in new_config["runs"]]
-        self._events: Iterator[Event] = self._supervisor.train(jobs, tick=self._report_every)
+        shunned = [id for id, devices in new_config["avoid"].items() if self._device in devices]
+        self._parked = self._parked or self._passage.barred()
+        self._returned = list(new_config["runs"]) if self._parked else shunned
+        block = [job for job in jobs(new_config) if job.run.id not in self._returned]
+        self._left = dict.fromkeys(job.run.id for job in block)
+        self._events: Events = self._supervisor.train(block, tick=self._report_every)
         return True
 
     def step(self) -> dict[str, Any]:
         """Train for about ``report_every`` seconds."""
         until = time.monotonic() + self._report_every
         finished: dict[str, float | None] = {}
-        failed: dict[str, str] = {}
-        refused: list[str] = []
-        retried = images = 0
+        failed: dict[str, list[Any]] = {}
+        busy: list[str] = []
+        returned, self._returned = self._returned, []
+        images = 0
         over = False
-        while not over and time.monotonic() < until:
+        while not self._parked and time.monotonic() < until:
             event = next(self._events, None)
             if event is None:
-                over = True
-            else:
-                images += event.images
-                retried += event.kind == "retried"
-                if event.kind == "done":
+                over = self._passage.passed(max(0.05, until - time.monotonic()))
+                break
+            images += event.images
+            match event.kind:
+                case "done":
                     finished[event.id] = event.seconds
-                elif event.kind == "failed":
-                    failed[event.id] = event.message
-                    refused += [event.id] if event.refused else []
-        counted = {"retried": retried, "images": images}
-        return {"done": over, "finished": finished, "failed": failed, "refused": refused, **counted}
+                case "failed":
+                    failed[event.id] = [event.outcome, event.message, event.refused]
+                case "busy":
+                    busy.append(event.id)
+                case "parked":
+                    self._parked, returned = event.message, [*returned, *self._left]
+                    self._supervisor.close()
+                case _:
+                    continue
+            self._left.pop(event.id, None)
+        if self._parked and not returned:
+            time.sleep(max(0.0, until - time.monotonic()))
+        return {
+            "done": over,
+            "finished": finished,
+            "failed": failed,
+            "busy": busy,
+            "returned": returned,
+            "images": images,
+            "device": self._device,
+            "parked": self._parked,
+        }
 
     def cleanup(self) -> None:
-        """End the training process."""
+        """End the training process, and give back the lease of the run under way."""
+        self._events.close()
         self._supervisor.close()

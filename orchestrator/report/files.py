@@ -10,6 +10,7 @@ from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.sweep import Sweep
 from orchestrator.report import studies, text
 from protocols.errors import UserError
+from protocols.until import percent
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -55,7 +56,9 @@ def write_latex(sweep: Sweep, path: str | os.PathLike[str]) -> None:
     names = text.columns(sweep)
     quantities = [QUANTITIES[name] for name in names]
     heads = [latex(quantity.title + (f" ({quantity.unit})" if quantity.unit else "")) for quantity in quantities]
-    lines = ["% needs \\usepackage{booktabs}; small print: 95 % intervals"]
+    until = sweep.protocol.until if sweep.protocol else None
+    looked = f" (accuracy SDs of cells that were looked at: {percent(until.level)})" if until else ""
+    lines = [f"% needs \\usepackage{{booktabs}}; small print: 95 % intervals{looked}"]
     lines += [rf"\begin{{tabular}}{{lr{'r' * len(names)}}}", r"\toprule", _row(["Source", "$n$", *heads])]
     for group in sweep.groups["group"]:
         verdict = sweep.verdicts[group].verdict

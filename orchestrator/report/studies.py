@@ -229,6 +229,21 @@ def _equality(sweep: Sweep) -> Iterator[Table]:
         yield Table(caption=caption, heads=heads, rows=lines, notes={})
 
 
+def _looks(sweep: Sweep) -> Iterator[Table]:
+    for caption, rows in groups(sweep, "looks"):
+        marks, notes = text.footnotes([[note] if note else [] for note in rows["notes"]])
+        lines = []
+        for (_, row), mark in zip(rows.iterrows(), marks, strict=True):
+            out = [f"{row[name]} {name}" for name in ("diverged", "absent") if row[name]]
+            line: list[Entry] = [(row["label"] + (f" [{mark}]" if mark else ""), "")]
+            line += [(f"{row['look']} of {row['looks']}", ""), (str(row["n"]), ", ".join(out))]
+            found = estimate(row, "accuracy_sd")
+            line += [_entry(found, "accuracy_sd"), (text.number(found.high - found.low, "accuracy_sd"), "")]
+            lines.append([*line, (row["decision"], "")])
+        heads = ["Source", "look", "n", "Accuracy SD, %", "width", "decision"]
+        yield Table(caption=caption, heads=heads, rows=lines, notes=dict(notes))
+
+
 def _plain(sweep: Sweep, name: str, heads: list[str], entries: Callable[[pd.Series], list[Entry]]) -> Iterator[Table]:
     """One row a cell: its label, n, and what ``entries`` makes of it."""
     for caption, rows in groups(sweep, name):
@@ -257,6 +272,13 @@ def _percent(value: Any) -> str:
 
 
 _SECTIONS: dict[str, tuple[str, str, Callable[[Sweep], Iterator[Table]]]] = {
+    "looks": (
+        "When did each cell stop?",
+        "Replicates were added until the interval of the accuracy SD, in small print, was narrower than declared, "
+        "computed at the declared looks only. narrow: it was. at most: that was the last look. budget: other cells had "
+        "wider intervals when the budget came to its end.",
+        _looks,
+    ),
     "shares": (
         "Is one source like all of them?",
         "Each source's spread over that of all sources together. ≈ same: the 90 % interval of the ratio lies within "

@@ -30,7 +30,7 @@ def write_table(sweep: Sweep, console: Console) -> None:
     console.print(_overview(sweep), width=width)
     for group in sweep.groups["group"]:
         _print_group(sweep, group, console, width)
-    console.print(Text(text.METHOD), style="dim", width=width)
+    console.print(Text(text.method(sweep)), style="dim", width=width)
     for section in sections(sweep):
         _print_section(section, console, width)
     if failures := sweep.store.failures().num_rows:

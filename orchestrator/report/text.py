@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from orchestrator.analysis.intervals import Estimate
 from orchestrator.analysis.sweep import Cell, Sweep
 from protocols.protocol import MEASURES
+from protocols.until import percent
 
 DECIMALS = {
     "accuracy_mean": 2,
@@ -37,6 +38,17 @@ METHOD = (
     "Values are per replicate or per pair of replicates; intervals are 95 %: a jackknife on the logarithm for SDs, "
     "a jackknife over models for means over pairs (pairs that share a model are dependent), Student's t for the mean."
 )
+
+
+def method(sweep: Sweep) -> str:
+    """How values and intervals were come by."""
+    until = sweep.protocol.until if sweep.protocol else None
+    if until is None:
+        return METHOD
+    return (
+        f"{METHOD} Cells whose replicates were decided by looks have accuracy SDs at the level of each look, "
+        f"{percent(until.level)}, so that those at stopping hold together at 95 %."
+    )
 
 
 def columns(sweep: Sweep) -> list[str]:

@@ -65,8 +65,7 @@ def encode_record(row: Mapping[str, Any]) -> bytes:
             "losses.list.element",
         ],
     )
-    cut = _footer(data)
-    return data[:cut] + _seal(row["id"], data[:cut], data[cut:]) + data[cut:]
+    return sealed(data, f"record {VERSION} {row['id']}")
 
 
 def encode_failure(row: Mapping[str, Any]) -> bytes:
@@ -117,7 +116,7 @@ def read_logits(source: pa.NativeFile) -> NDArray[np.float32]:
     Raises:
         UNREADABLE: the bytes are not what was written.
     """
-    return _matrix(read(source, ["logits"])["logits"][0])
+    return matrix(read(source, ["logits"])["logits"][0])
 
 
 def read_variants(source: pa.NativeFile) -> tuple[Variant, ...]:
@@ -127,15 +126,26 @@ def read_variants(source: pa.NativeFile) -> tuple[Variant, ...]:
         UNREADABLE: the bytes are not what was written.
     """
     return tuple(
-        Variant(name=item["name"].as_py(), passes=item["passes"].as_py(), logits=_matrix(item["logits"]))
+        Variant(name=item["name"].as_py(), passes=item["passes"].as_py(), logits=matrix(item["logits"]))
         for item in read(source, ["variants"])["variants"][0]
     )
 
 
 def seal_holds(data: bytes, id: str) -> bool:
     """Whether the bytes are exactly those that were committed as the record of that id."""
+    return is_sealed(data, f"record {VERSION} {id}")
+
+
+def sealed(data: bytes, what: str) -> bytes:
+    """A Parquet file with a seal: what it is, and the digest of all its bytes."""
     cut = _footer(data)
-    return cut > _SEAL and data[cut - _SEAL : cut] == _seal(id, data[: cut - _SEAL], data[cut:])
+    return data[:cut] + _seal(what, data[:cut], data[cut:]) + data[cut:]
+
+
+def is_sealed(data: bytes, what: str) -> bool:
+    """Whether the bytes are exactly those that :func:`sealed` gave."""
+    cut = _footer(data)
+    return cut > _SEAL and data[cut - _SEAL : cut] == _seal(what, data[: cut - _SEAL], data[cut:])
 
 
 def record_fault(source: pa.NativeFile | bytes, id: str, where: str) -> str | None:
@@ -213,7 +223,7 @@ def _array(value: Any, kind: pa.DataType) -> pa.Array:
     return pa.array([value], kind)
 
 
-def _matrix(rows: pa.ListScalar) -> NDArray[np.float32]:
+def matrix(rows: pa.ListScalar) -> NDArray[np.float32]:
     """A list of equally long lists, read-only; (0, 0) where it is empty."""
     examples = rows.values
     values: NDArray[np.float32] = examples.flatten().to_numpy()
@@ -234,8 +244,8 @@ def _footer(data: bytes) -> int:
     return len(data) - _TAIL - int.from_bytes(data[-_TAIL:-4], "little")
 
 
-def _seal(id: str, pages: bytes, footer: bytes) -> bytes:
-    sha = hashlib.sha256(f"noisegrid record {VERSION} {id}".encode())
+def _seal(what: str, pages: bytes, footer: bytes) -> bytes:
+    sha = hashlib.sha256(f"noisegrid {what}".encode())
     sha.update(pages)
     sha.update(footer)
     return sha.digest()

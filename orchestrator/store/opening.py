@@ -6,32 +6,23 @@ import json
 import os
 from pathlib import Path
 
-from orchestrator.store.files import LocalFiles, StoreError
+from orchestrator.store.files import MARKER, Files, StoreError
+from orchestrator.store.local import LocalFiles
 from orchestrator.store.schema import VERSION
 from orchestrator.store.store import FOLDERS, Store
 
-MARKER = "store.json"
-
 
 def open_store(url: str | os.PathLike[str], *, create: bool = False) -> Store:
-    """The store in a folder.
+    """The store in a folder, or below ``s3://bucket/prefix``.
 
-    Opening changes nothing unless ``create`` is set and there is no store yet. Without ``create`` a folder that is
+    Opening changes nothing unless ``create`` is set and there is no store yet. Without ``create`` a place that is
     missing or empty reads as an empty store, which cannot be written.
 
     Raises:
-        StoreError: the folder holds something else, or a store of another schema, or it cannot be read or made.
+        StoreError: the place holds something else, or a store of another schema, or it cannot be read or made.
     """
     text = os.fspath(url)
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme != "file":
-        raise StoreError(f"store {text!r}: a store is a folder; {scheme}:// is not supported")
-    root = Path(os.path.abspath(os.path.expanduser(rest if separator else text)))
-    for place in (root, *root.parents):
-        if os.path.exists(place) and not os.path.isdir(place):
-            raise StoreError(f"store {text!r}: {place} is not a folder")
-
-    files = LocalFiles(root)
+    files = _files(text)
     marker = files.get(MARKER)
     if marker is None:
         strangers = [name for name in files.names() if name not in FOLDERS and not name.startswith(".")]
@@ -47,7 +38,25 @@ def open_store(url: str | os.PathLike[str], *, create: bool = False) -> Store:
             files.writable = False
     else:
         _check_version(text, marker)
-    return Store(str(root), files)
+    return Store(files.url, files)
+
+
+def _files(url: str) -> Files:
+    """The place that a URL names; nothing is read yet."""
+    scheme, separator, rest = url.partition("://")
+    if separator and scheme == "s3":
+        try:
+            from orchestrator.store.s3 import S3Files
+        except ImportError as error:
+            raise StoreError(f"store {url!r} needs boto3: pip install 'noisegrid[cloud]'") from error
+        return S3Files(url)
+    if separator and scheme != "file":
+        raise StoreError(f"store {url!r}: a store is a folder or s3://bucket/folder; {scheme}:// is not supported")
+    root = Path(os.path.abspath(os.path.expanduser(rest if separator else url)))
+    for place in (root, *root.parents):
+        if os.path.exists(place) and not os.path.isdir(place):
+            raise StoreError(f"store {url!r}: {place} is not a folder")
+    return LocalFiles(root)
 
 
 def _check_version(url: str, marker: bytes) -> None:

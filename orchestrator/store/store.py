@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +28,7 @@ from orchestrator.store.checkpoints import (
     encode_kept,
     encode_reference,
 )
-from orchestrator.store.files import TEMPORARY, StoreError
+from orchestrator.store.files import TEMPORARY, Files, StoreError
 from orchestrator.store.records import THREADS, Records, record_path
 from orchestrator.store.schema import EPOCH, FAILURE_SCHEMA, LABELS_SCHEMA, LIVE_SCHEMA
 from protocols.contract import Checkpoint, Epoch
@@ -72,14 +72,33 @@ class Store(Records):
     Any number of processes, on any number of machines that see the same files, may use one store at a time.
     """
 
+    @property
+    def files(self) -> Files:
+        """The place that the store lies in."""
+        return self._files
+
+    @property
+    def exists(self) -> bool:
+        """Whether there was a store when it was opened; where not, it reads as empty and cannot be written."""
+        return self._files.writable
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether of two writers of one new file within the same instant one is refused, as :meth:`probe` found.
+
+        Where not, two sweeps at a time may train a run twice; it is recorded once all the same.
+        """
+        return self._files.exclusive
+
     def probe(self) -> None:
-        """Write, read and delete a file in every folder.
+        """Write, read and delete a file in every folder, and find out whether the store is :attr:`exclusive`.
 
         Raises:
             StoreError: that is not possible.
         """
         token = uuid.uuid4().hex
-        for folder in FOLDERS:
+
+        def write_read_delete(folder: str) -> None:
             path = f"{folder}/.probe-{token}"  # readers of Parquet folders overlook such a name
             self._files.put(path, token.encode())
             kept = self._files.get(path)
@@ -87,20 +106,26 @@ class Store(Records):
             if kept != token.encode():
                 raise StoreError(f"store {self.url} did not give back what was written to {folder}/")
 
+        write_read_delete("records")
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(write_read_delete, FOLDERS))
+        self._files.probe()
+
     def tidy(self) -> None:
         """Delete what killed processes left.
 
-        These are temporary files over a day old, kept tensors that are as old and still have no record, and live rows
-        and checkpoints of done runs.
+        These are temporary files and heartbeats over a day old, kept tensors that are as old and still have no record,
+        and leases, live rows and checkpoints of done runs.
         """
-        for folder in (TEMPORARY, "kept"):
+        recorded = {entry.name.partition(".")[0] for entry in self._files.entries("records")}
+        for folder in (TEMPORARY, "sweeps", "kept"):
             for entry in self._files.entries(folder):
                 old = entry.modified < time.time_ns() - _DAY
-                if old and not (folder == "kept" and self.has(entry.name.removesuffix(".safetensors"))):
+                if old and not (folder == "kept" and entry.name.partition(".")[0] in recorded):
                     self._files.delete(f"{folder}/{entry.name}")
-        for folder, suffix in (("live", ".parquet"), ("checkpoints", ".safetensors")):
+        for folder in ("live", "checkpoints", "leases"):
             for entry in self._files.entries(folder):
-                if self.has(entry.name.removesuffix(suffix)):
+                if self.has(entry.name.partition(".")[0]):
                     self._files.delete(f"{folder}/{entry.name}")
 
     def commit(self, row: Mapping[str, Any]) -> bool:
@@ -150,19 +175,26 @@ class Store(Records):
         row = {"id": id, "attempt": attempt, "updated": datetime.datetime.now(datetime.UTC), "history": list(rows)}
         self._files.put(_live(id), encoding.encode(row, LIVE_SCHEMA))
 
-    def live(self) -> pa.Table:
+    def live(self, prefix: str = "") -> pa.Table:
         """The newest attempt of every run that was begun and has neither a record nor, of that attempt, a failure.
 
         Columns: ``id, attempt, epochs`` (done), the values of the last epoch as in a record's history (null before
         the first), and ``updated``.
+
+        Args:
+            prefix: how the ids begin that are wanted.
         """
+        return pa.Table.from_pylist(self.live_rows(prefix), _LIVE_TABLE)
+
+    def live_rows(self, prefix: str = "") -> list[dict[str, Any]]:
+        """The rows of :meth:`live`; Arrow would import pandas to make a table of them."""
         rows = []
-        for entry in self._files.entries("live"):
+        for entry in self._files.entries("live", prefix):
             row = self._live_row(entry.name.removesuffix(".parquet"))
             if row is not None and not self.has(row["id"]):
-                last = row["history"][-1] if row["history"] else {"epoch": 0}
+                last = row["history"][-1] if row["history"] else dict.fromkeys(EPOCH.names) | {"epoch": 0}
                 rows.append({**row, **last, "epochs": last["epoch"]})
-        return pa.Table.from_pylist(rows, _LIVE_TABLE)
+        return rows
 
     def fail(self, row: Mapping[str, Any]) -> None:
         """Keep what is known of an attempt that left no record, and delete its live rows. The checkpoint stays.
@@ -176,12 +208,20 @@ class Store(Records):
         self._files.put(f"failures/{row['id']}.{row['attempt']}.parquet", encoding.encode_failure(row))
         self._files.delete(_live(row["id"]))
 
-    def failures(self) -> pa.Table:
-        """All failed attempts, sorted by id and attempt; unreadable files are left out."""
-        paths = [f"failures/{entry.name}" for entry in self._files.entries("failures")]
+    def failures(self, prefix: str = "", *, known: Collection[tuple[str, int]] = ()) -> pa.Table:
+        """Failed attempts, sorted by id and attempt; unreadable files are left out.
+
+        Args:
+            prefix: how the ids begin that are wanted.
+            known: attempts (id, number) that are not wanted.
+        """
+        left_out = {f"{id}.{attempt}.parquet" for id, attempt in known}
+        entries = [entry for entry in self._files.entries("failures", prefix) if entry.name not in left_out]
+        paths = [f"failures/{entry.name}" for entry in entries]
         with ThreadPoolExecutor(THREADS) as pool:
             found = list(pool.map(lambda path: self._small(path, FAILURE_SCHEMA), paths))
-        table = pa.concat_tables([FAILURE_SCHEMA.empty_table(), *(table for table in found if table is not None)])
+        whole = [table for table in found if table is not None]
+        table = pa.concat_tables([pa.Table.from_batches([], FAILURE_SCHEMA), *whole])
         return table.sort_by([("id", "ascending"), ("attempt", "ascending")])
 
     def save_checkpoint(self, id: str, checkpoint: Checkpoint) -> None:
@@ -269,12 +309,110 @@ class Store(Records):
             group: the runs that share a control.
             hardware: what this run would have it be.
         """
+        if (claimed := self.hardware(group)) is not None:
+            return claimed
         claim = json.dumps({"hardware": hardware}, ensure_ascii=False).encode() + b"\n"
         while not self._files.put_if_absent(_hardware(group), claim):
             if (claimed := self.hardware(group)) is not None:
                 return claimed
             self._files.move(_hardware(group), f"corrupt/{group}.json")
         return hardware
+
+    # What attempts printed
+
+    def put_log(self, id: str, attempt: int, text: str) -> None:
+        """Keep what an attempt printed, in place of what was kept of it before."""
+        self._files.put(_log(id, attempt), text.encode(errors="replace"))
+
+    def log(self, id: str, attempt: int | None = None) -> str | None:
+        """What an attempt at a run printed, as far as it was kept; None if it printed nothing.
+
+        Args:
+            id: the run's.
+            attempt: from 1; None: the newest that printed anything.
+        """
+        attempts = self.logs(id).get(id, [])
+        number = max(attempts, default=None) if attempt is None else attempt
+        data = None if number is None else self._files.get(_log(id, number))
+        return None if data is None else data.decode(errors="replace")
+
+    def logs(self, prefix: str = "") -> dict[str, list[int]]:
+        """The attempts that printed anything, by the ids of their runs, as far as these start with ``prefix``."""
+        found: dict[str, list[int]] = {}
+        for entry in self._files.entries("logs", prefix):
+            id, _, number = entry.name.removesuffix(".txt").partition(".")
+            if number.isdecimal():
+                found.setdefault(id, []).append(int(number))
+        return {id: sorted(numbers) for id, numbers in sorted(found.items())}
+
+    # Canaries
+
+    def put_canary(self, group: str, fingerprint: str, place: str, text: str) -> bool:
+        """Keep what the first epoch of a group's control came to on a device; returns False if it has left any."""
+        return self._files.put_if_absent(f"canaries/{group}.{fingerprint}.{place}.json", text.encode() + b"\n")
+
+    def canaries(self, group: str, fingerprint: str) -> list[str]:
+        """The devices that left anything of a group under a fingerprint, the first to do so first."""
+        entries = self._files.entries("canaries", f"{group}.{fingerprint}.")
+        return [entry.name.split(".")[2] for entry in sorted(entries, key=lambda each: each.modified)]
+
+    def canary(self, group: str, fingerprint: str, place: str) -> str | None:
+        """What :meth:`put_canary` kept; None if it is not there."""
+        data = self._files.get(f"canaries/{group}.{fingerprint}.{place}.json")
+        return None if data is None else data.decode(errors="replace")
+
+    def withdraw(self, id: str) -> str | None:
+        """Move a readable record that is not to be believed to ``corrupt/``, so that its run is trained again.
+
+        Returns:
+            Where it is now; None if there is none.
+        """
+        target, number = f"corrupt/{id}.parquet", 1
+        while self._files.stat(target) is not None:
+            number += 1
+            target = f"corrupt/{id}.parquet.{number}"
+        return f"{self.url}/{target}" if self._files.move(record_path(id), target) else None
+
+    # Looks of adaptive protocols
+
+    def record_look(self, declaration: str, cell: str, number: int, values: Mapping[str, Any]) -> bool:
+        """Record a look, unless that look of that cell was taken already, whoever takes it at a time.
+
+        Args:
+            declaration: names what was declared of the looks.
+            cell: the id of the cell's first replicate.
+            number: of the look, from 1.
+            values: what was found, for JSON.
+
+        Returns:
+            False if there was one. It stays as it is.
+        """
+        path = f"looks/{declaration}.{cell}.{number}.json"
+        data = json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        while not (recorded := self._files.put_if_absent(path, data)):
+            if self._look(path) is not None:
+                break
+            self._files.move(path, f"corrupt/{path.rpartition('/')[2]}")
+        return recorded
+
+    def looks(self, declaration: str, known: Collection[tuple[str, int]] = ()) -> list[dict[str, Any]]:
+        """The recorded looks of one declaration, by cell and number; unreadable ones are left out.
+
+        Args:
+            declaration: names what was declared of the looks.
+            known: looks (cell, number) that are not wanted.
+        """
+        names = [entry.name for entry in self._files.entries("looks", f"{declaration}.")]
+        wanted = [f"looks/{name}" for name in names if _look_key(name) not in known]
+        with ThreadPoolExecutor(THREADS) as pool:
+            return [look for look in pool.map(self._look, wanted) if look is not None]
+
+    def _look(self, path: str) -> dict[str, Any] | None:
+        try:
+            values = json.loads(self._files.get(path) or b"")
+        except ValueError:
+            return None
+        return values if isinstance(values, dict) and _look_key(path.rpartition("/")[2]) == _key_of(values) else None
 
     def _small(self, path: str, schema: pa.Schema) -> pa.Table | None:
         """A small file of a given schema; None if it is not there or not whole."""
@@ -307,8 +445,22 @@ def _kept(id: str) -> str:
     return f"kept/{id}.safetensors"
 
 
+def _log(id: str, attempt: int) -> str:
+    return f"logs/{id}.{attempt}.txt"
+
+
 def _hardware(group: str) -> str:
     return f"hardware/{group}.json"
+
+
+def _look_key(name: str) -> tuple[str, int] | None:
+    """The cell and the number of a look, from its file's name."""
+    parts = name.split(".")
+    return (parts[1], int(parts[2])) if len(parts) == 4 and parts[2].isdecimal() else None
+
+
+def _key_of(look: Mapping[str, Any]) -> tuple[Any, Any]:
+    return look.get("cell"), look.get("look")
 
 
 def _tensor_digests(source: pa.NativeFile) -> dict[str, str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import itertools
+import os
+import tempfile
 from dataclasses import dataclass
 
 
@@ -56,6 +59,9 @@ def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
     if kernel.compiled:
         # Else the compiler keeps processes of its own, one for each core.
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        # Beside the processes' own temporary folders, so that what one has compiled serves the next.
+        shared = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        variables["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", shared)
     if not profile.startswith("native"):
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # TF32 would round a change of one bit away, and the shell could force it on.

@@ -1,0 +1,261 @@
+"""A GPU counts once it computes the control's first epoch as others do; slots are supervisors on pretended devices."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from orchestrator.canary import Sighting, doubt
+from orchestrator.launch import sweep
+from orchestrator.store import Store
+from orchestrator.supervisor import Event, Job, Supervisor
+from tests import clusters
+from tests.fakes import planned
+from tests.test_supervisor import Supervise, jobs, kinds
+
+HOST = socket.gethostname()
+
+
+class Device:
+    """A slot on a device of its own, known by CUDA_VISIBLE_DEVICES as Ray sets it."""
+
+    def __init__(self, name: str, supervise: Supervise, patch: pytest.MonkeyPatch) -> None:
+        self._name, self._patch = name, patch
+        patch.setenv("CUDA_VISIBLE_DEVICES", name)
+        self.supervisor: Supervisor = supervise(gpus=1.0)
+
+    def train(self, todo: list[Job]) -> list[Event]:
+        self._patch.setenv("CUDA_VISIBLE_DEVICES", self._name)
+        return list(self.supervisor.train(todo))
+
+
+Slots = Callable[[str], Device]
+
+
+@pytest.fixture
+def slot(supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> Slots:
+    """Makes slots."""
+    return lambda name: Device(name, supervise, monkeypatch)
+
+
+def runs(store: Store) -> list[Job]:
+    return jobs(planned(store, "init", replicates=8), "init")
+
+
+def parked(events: list[Event]) -> str:
+    """Why a slot was parked, which is the last thing that it said."""
+    assert events[-1].kind == "parked" and [event.kind for event in events].count("parked") == 1
+    return events[-1].message
+
+
+def left(store: Store) -> list[str]:
+    """Which devices have left what their canary came to."""
+    return sorted(path.name.split(".")[2] for path in Path(store.url, "canaries").glob("*"))
+
+
+def test_a_device_that_agrees_counts(store: Store, slot: Slots) -> None:
+    """Its canary leaves neither a record nor a checkpoint, and is trained once."""
+    todo = runs(store)
+    one, other = slot("0"), slot("1")
+    assert kinds(one.train(todo[:1])) == kinds(other.train(todo[1:2])) == ["done"]
+    assert left(store) == [f"{HOST}-GPU-0", f"{HOST}-GPU-1"]
+    one_file, other_file = sorted(Path(store.url, "canaries").glob("*"))
+    one_seen, other_seen = json.loads(one_file.read_text()), json.loads(other_file.read_text())
+    assert one_seen["digest"] == other_seen["digest"] and one_seen["device"] == "GPU 0"
+    assert one_file.name.startswith(f"{todo[0].run.group}.{one_seen['fingerprint']}.")
+    rows = store.table(["fingerprint", "provenance"]).to_pylist()
+    assert {row["fingerprint"] for row in rows} == {one_seen["fingerprint"]}
+    assert {json.loads(row["provenance"])["slot"]["device"] for row in rows} == {"GPU 0", "GPU 1"}
+    assert store.finished() == {job.run.id for job in todo[:2]} and len(store.live()) == 0
+    assert not list(Path(store.url, "checkpoints").glob("*"))
+
+    before = one.supervisor._child.pid
+    assert kinds(one.train(todo[2:4])) == ["done", "done"] and one.supervisor._child.pid == before
+
+
+def test_slots_without_a_gpu_have_no_canary(store: Store, supervise: Supervise) -> None:
+    assert kinds(list(supervise().train(runs(store)[:1]))) == ["done"]
+    assert left(store) == []
+
+
+def test_of_two_that_differ_the_later_is_parked(store: Store, slot: Slots, mischief: Path) -> None:
+    todo = runs(store)
+    (mischief / "wrong.1").touch()
+    assert kinds(slot("0").train(todo[:1])) == ["done"]
+    bad = slot("1")
+    message = parked(bad.train(todo[1:3]))
+    assert message.startswith(f"GPU 1 of {HOST} computes it differently from GPU 0 of {HOST}, the only other device so")
+    assert "nobody knows yet which is right" in message and "\n" not in message
+    assert store.finished() == {todo[0].run.id} and len(store.failures()) == 0
+    assert parked(bad.train(todo[3:5])) == message, "it stays parked"
+    assert bad.supervisor._child is None
+
+
+def test_a_device_that_many_contradict_is_parked(store: Store, slot: Slots, mischief: Path) -> None:
+    todo = runs(store)
+    (mischief / "wrong.2").touch()
+    for name in "01":
+        slot(name).train(todo[int(name) : int(name) + 1])
+    message = parked(slot("2").train(todo[2:]))
+    assert f"GPU 2 of {HOST} computes it differently from GPU 0 of {HOST}, GPU 1 of {HOST} (" in message
+    assert f"delete canaries/{todo[0].run.group}." in message and "record" not in message
+
+
+def test_a_first_device_that_was_wrong_is_found_out(store: Store, slot: Slots, mischief: Path) -> None:
+    """What it has left is not believed any more, and nothing but that."""
+    todo = runs(store)
+    (mischief / "wrong.0").touch()
+    bad = slot("0")
+    assert kinds(bad.train(todo[:2])) == ["done", "done"]
+    parked(slot("1").train(todo[2:3]))
+    assert kinds(slot("2").train(todo[2:3])) == ["done"], "two agree against one"
+    message = parked(bad.train(todo[3:4]))
+    assert f"GPU 0 of {HOST} computes it differently from GPU 1 of {HOST}, GPU 2 of {HOST}" in message
+    assert "2 records that it left are moved to corrupt/, and the same command trains their runs again" in message
+    assert store.finished() == {todo[2].run.id}
+    moved = {path.stem for path in Path(store.url, "corrupt").glob("*")}
+    assert moved == {job.run.id for job in todo[:2]}
+    assert kinds(slot("2").train(todo[:2])) == ["done", "done"]
+
+
+def test_a_device_that_contradicts_itself_is_parked(store: Store, slot: Slots, mischief: Path) -> None:
+    todo = runs(store)
+    slot("0").train(todo[:1])
+    (mischief / "flaky.1").touch()
+    message = parked(slot("1").train(todo[1:2]))
+    assert f"GPU 1 of {HOST} does not compute it twice to the same bits" in message
+
+
+def test_a_device_that_has_changed_is_parked(store: Store, slot: Slots, mischief: Path) -> None:
+    todo = runs(store)
+    assert kinds(slot("0").train(todo[:1])) == ["done"]
+    (mischief / "wrong.0").touch()
+    message = parked(slot("0").train(todo[1:2]))
+    assert "computes it differently from what it computed before" in message
+    assert "1 record that it left is to be doubted" in message and store.finished() == {todo[0].run.id}
+
+
+def test_after_an_error_of_the_hardware_the_canary_comes_first(store: Store, slot: Slots, mischief: Path) -> None:
+    todo = runs(store)
+    device = slot("0")
+    (mischief / "illegal-0").touch()
+    events = device.train(todo[:1])
+    assert kinds(events) == ["failed"] and events[-1].outcome == "hardware"
+    (mischief / "wrong.0").touch()
+    assert "computes it differently from what it computed before" in parked(device.train(todo[1:2]))
+
+
+def test_a_canary_that_fails_fails_the_run(store: Store, slot: Slots, mischief: Path) -> None:
+    """For nothing counts before it is through."""
+    todo = runs(store)
+    (mischief / "broken.0").touch()
+    device = slot("0")
+    events = device.train(todo[:1])
+    assert kinds(events) == ["failed"] and events[-1].outcome == "hardware"
+    (row,) = store.failures().to_pylist()
+    assert (row["id"], row["attempt"], row["device"]) == (todo[0].run.id, 1, "GPU 0")
+    assert row["message"].startswith(
+        "the canary, the first epoch of its group's control, ended with: RuntimeError: CUDA"
+    )
+    assert left(store) == [] and "uncorrectable ECC" in row["traceback"]
+    assert kinds(device.train(todo[1:])) == ["failed", "failed", "parked"]
+    (mischief / "broken.0").unlink()
+    assert kinds(slot("0").train(todo[:1])) == ["done"]
+
+
+def test_all_slots_can_be_given_one_canary(store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else those that begin with other groups have nothing to compare."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    control = jobs(planned(store, "init", epochs=1), "none")[0].run
+    todo = runs(store)
+    assert control.group != todo[0].run.group
+    supervisor = supervise(gpus=1.0, canary=control.specification)
+    assert kinds(list(supervisor.train(todo[:1]))) == ["done"]
+    (kept,) = Path(store.url, "canaries").glob("*")
+    assert kept.name.startswith(f"{control.group}.")
+
+
+# Three errors of the hardware
+
+
+def test_a_device_that_fails_three_times_in_a_row_is_parked(store: Store, supervise: Supervise, mischief: Path) -> None:
+    """Whatever the runs; one that is done in between breaks the row."""
+    todo = jobs(planned(store, "init", replicates=6), "init")
+    for replicate in (0, 1, 3, 4, 5):
+        (mischief / f"illegal-{replicate}-always").touch()
+    events = list(supervise().train(todo))
+    assert kinds(events) == ["failed", "failed", "done", "failed", "failed", "failed", "parked"]
+    assert f"cpu of {HOST} failed 3 times in a row, the last time with: RuntimeError: CUDA error" in parked(events)
+    assert store.failures()["outcome"].to_pylist() == 5 * ["hardware"]
+
+
+# The vote
+
+
+def sighting(device: int, digest: str) -> Sighting:
+    return Sighting(group="g", fingerprint="f", host=f"node-{device}", device=f"GPU-{device}", digest=digest)
+
+
+@pytest.mark.parametrize(
+    ("digests", "doubted", "proven"),
+    [
+        ("a", "", ""),
+        ("aa", "", ""),
+        ("ab", "1", ""),
+        ("aba", "1", "1"),
+        ("abb", "0", "0"),
+        ("abc", "12", ""),
+        ("abcc", "01", "01"),
+        ("abab", "13", ""),
+        ("baaab", "04", "04"),
+    ],
+)
+def test_who_is_doubted(digests: str, doubted: str, proven: str) -> None:
+    """Devices in the order of their first canary, each with what it came to."""
+    seen = [sighting(device, digest) for device, digest in enumerate(digests)]
+    found = {str(device): doubt(own, seen) for device, own in enumerate(seen)}
+    assert "".join(device for device, each in found.items() if each is not None) == doubted
+    assert "".join(device for device, each in found.items() if each is not None and each.proven) == proven
+
+
+def test_few_of_many_are_named() -> None:
+    seen = [sighting(device, "a") for device in range(6)] + [sighting(6, "b")]
+    found = doubt(seen[-1], seen)
+    assert found is not None
+    assert found.text == ("computes it differently from GPU-0 of node-0, GPU-1 of node-1, GPU-2 of node-2 and 3 more")
+
+
+def test_a_place_names_a_device_among_all() -> None:
+    assert sighting(3, "a").place == "GPU-3"
+    assert Sighting(group="g", fingerprint="f", host="a/b", device="GPU 3", digest="a").place == "a-b-GPU-3"
+
+
+# A sweep
+
+
+def test_a_sweep_does_without_a_gpu_that_computes_something_else(
+    store: Store, cache: Path, mischief: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that differ the later one, whichever that is."""
+    (mischief / "wrong.1").touch()
+    monkeypatch.setenv("FAKE_SECONDS", "0.2")
+    stream = io.StringIO()
+    with clusters.environment(cache):
+        nodes = clusters.Nodes(1)
+        try:
+            plan = planned(store, "init", replicates=6)
+            result = sweep(plan, store, gpus_per_run=1, address=nodes.address, console=Console(file=stream, width=1000))
+        finally:
+            nodes.shutdown()
+    assert result.complete and result.failed == {}
+    texts = store.table(["provenance"])["provenance"].to_pylist()
+    used = {json.loads(text)["slot"]["device"] for text in texts}
+    assert len(used) == 1, "a run of the other device counted"
+    said = stream.getvalue()
+    assert f"of {HOST} computes it differently from GPU" in said and "nothing more is trained on it" in said
