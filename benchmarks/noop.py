@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from protocols.contract import Context, Dataset, Epoch, Network, Outcome, Parameter, Trainer
+from protocols.contract import Checkpoint, Context, Dataset, Epoch, Interrupted, Network, Outcome, Parameter, Trainer
 from protocols.digest import digest
 from protocols.protocol import Protocol, grid
 from protocols.recipe import Recipe
@@ -47,32 +47,49 @@ def environment(profile: str, threads: int, gpus: float) -> dict[str, str]:
 
 def train(run: Run, data: Dataset, context: Context) -> Outcome:
     """Sleep, and come up with logits, other ones for each replicate."""
-    began = time.perf_counter()
     provenance = {"device": "cpu", "supervisor": os.getppid()}
     context.fingerprint(provenance)
-    time.sleep(float(os.environ.get(SECONDS, "0")))
+    history: tuple[Epoch, ...] = ()
+    for epoch in range(1, run.recipe.epochs + 1):
+        began = time.perf_counter()
+        time.sleep(float(os.environ.get(SECONDS, "0")) / run.recipe.epochs)
+        row = Epoch(
+            epoch=epoch,
+            learning_rate=0.1,
+            train_loss=0.0,
+            test_loss=0.0,
+            test_accuracy=0.1,
+            seconds=time.perf_counter() - began,
+        )
+        history = (*history, row)
+        context.report(row)
+        if epoch < run.recipe.epochs and context.should_stop():  # A canary ends here.
+            context.save_checkpoint(_checkpoint(history))
+            raise Interrupted
     logits = np.random.default_rng(run.replicate).standard_normal((EXAMPLES, CLASSES), np.float32)
-    row = Epoch(
-        epoch=1,
-        learning_rate=0.1,
-        train_loss=0.0,
-        test_loss=0.0,
-        test_accuracy=0.1,
-        seconds=time.perf_counter() - began,
-    )
-    context.report(row)
     return Outcome(
         status="ok",
         logits=logits,
         weights=_WEIGHTS,
-        losses=np.zeros(1),
-        history=(row,),
+        losses=np.zeros(len(history)),
+        history=history,
         initial_digest=_DIGEST,
         first_step_digest=_DIGEST,
         resumed_epochs=0,
         images_per_second=0.0,
         timings={},
         provenance=provenance,
+    )
+
+
+def _checkpoint(history: tuple[Epoch, ...]) -> Checkpoint:
+    return Checkpoint(
+        epochs=len(history),
+        tensors={f"weights/{name}": tensor for name, tensor in _WEIGHTS.items()},
+        losses=np.zeros(len(history)),
+        history=history,
+        initial_digest=_DIGEST,
+        first_step_digest=_DIGEST,
     )
 
 
@@ -99,7 +116,7 @@ blank = from_arrays(
 )
 
 
-def study(runs: int) -> Protocol:
+def study(runs: int, epochs: int = 1) -> Protocol:
     """So many runs, two of them controls."""
     return Protocol(
         name="noop",
@@ -109,7 +126,7 @@ def study(runs: int) -> Protocol:
             architectures=("benchmarks.noop:architecture",),
             datasets=("benchmarks.noop:blank",),
             trainers=("benchmarks.noop:trainer",),
-            recipe=Recipe(epochs=1, batch_size=CLASSES),
+            recipe=Recipe(epochs=epochs, batch_size=CLASSES),
         ),
         replicates=runs - 2,
         control_replicates=2,

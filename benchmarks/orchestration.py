@@ -176,7 +176,7 @@ def ideal(quick: bool) -> list[Figure]:
     with _four_gpus(seconds=seconds), tempfile.TemporaryDirectory() as folder:
         from orchestrator.launch import sweep
 
-        plan, store = _planned(runs, Path(folder))
+        plan, store = _planned(runs, Path(folder), epochs=30)
         took = sweep(plan, store, console=_nowhere(), **FIXED).seconds
     return [
         {
@@ -314,13 +314,13 @@ def _put_record(store: Any, entry: Any) -> None:
 # What they share
 
 
-def _planned(runs: int, folder: Path) -> tuple[Any, Any]:
+def _planned(runs: int, folder: Path, epochs: int = 1) -> tuple[Any, Any]:
     from benchmarks.noop import study
     from orchestrator.plan import plan
     from orchestrator.store import open_store
 
     store = open_store(folder / "store", create=True)
-    return plan(study(runs), store), store
+    return plan(study(runs, epochs), store), store
 
 
 def _rate(store: Any) -> float:

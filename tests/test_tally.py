@@ -416,7 +416,7 @@ def test_each_record_is_read_once_and_a_store_that_fails_is_asked_again(
 
 def test_an_adaptive_cell_has_the_interval_of_its_looks(store: Store) -> None:
     until = Until(width=0.5, at_least=6, at_most=48)
-    made = planned(store)
+    made = planned(store, "replicates=6")
     init = [entry for entry in made.planned if entry.source == "init"]
     rows = [factory.record(entry, examples=100) for entry in init]
     for row in rows:
