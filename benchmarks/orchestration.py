@@ -231,7 +231,7 @@ def simulate(runs: int) -> None:
         from orchestrator.launch import driver
 
         simulated = _simulated_slot()
-        driver.Slot = simulated  # type: ignore[misc]
+        driver.Slot = simulated
         driver.SECONDS_PER_IMAGE = 0.1  # A second a run is what is expected, too.
         began = time.monotonic()
         plan, store = _planned(runs, Path(folder))
@@ -256,8 +256,9 @@ def _simulated_slot() -> type:
             return True
 
         def step(self) -> dict[str, Any]:
-            nothing = {"failed": {}, "busy": [], "returned": [], "images": 10 * len(self._runs), "parked": ""}
-            return {"done": True, "finished": dict.fromkeys(self._runs, 1.0), "device": "simulated", **nothing}
+            finished = dict.fromkeys(self._runs, 1.0)
+            nothing = {"failed": {}, "unstored": {}, "busy": [], "returned": [], "withdrawn": [], "parked": ""}
+            return {"done": True, "finished": finished, "images": 10 * len(finished), "device": "simulated", **nothing}
 
     return Simulated
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,10 @@ class Looking:
         self._left: dict[str, set[str]] = {name: set() for name in self._names}
         self._ended: set[str] = set()  # cells of which nothing is left, unless they were looked at since
         self._cell_of: dict[str, str] = {}
-        self._extend(plan.done)
+        self._new: list[Planned] = []
+        """Granted, and not returned yet."""
+        self._extend(plan.done.__contains__, ())
+        self._new = []  # The plan has those.
 
     def after(self, ids: Collection[str]) -> list[Planned]:
         """Take the looks that are due when further runs have ended.
@@ -50,6 +53,9 @@ class Looking:
 
         Returns:
             The runs that are granted thereby and have no record, in the order to run.
+
+        Raises:
+            StoreError: it refused. Nothing is lost by that: the next call, with whatever ids, does what is left to do.
         """
         if self._until is None or not self._cells:
             return []
@@ -58,20 +64,21 @@ class Looking:
                 self._left[cell].discard(id)
                 if not self._left[cell]:
                     self._ended.add(cell)
-        granted: list[Planned] = []
-        while due := self._due(self._until):
+        while self._ended:
+            ended = sorted(self._ended, key=self._names.index)
+            due = self._due(self._until, ended)
             for name, accuracies in self._accuracies(due).items():
                 look = take(self._until, self._cells[name], accuracies)
                 if self._store.record_look(look.declaration, look.cell, look.look, vars(look)):
                     self._looks[look.cell, look.look] = look
             self._looks |= read_looks(self._store.looks(self._until.declaration, self._looks.keys()))
-            granted += self._extend()
-        return granted
+            self._extend(self._store.has, ended)
+        new, self._new = self._new, []
+        return new
 
-    def _due(self, until: Until) -> list[str]:
+    def _due(self, until: Until, ended: Sequence[str]) -> list[str]:
         """Cells whose granted replicates have all ended and were not looked at."""
         numbers = {count: number for number, count in enumerate(until.schedule, start=1)}
-        ended, self._ended = sorted(self._ended, key=self._names.index), set()
         return [name for name in ended if (name, numbers[self._granted[name]]) not in self._looks]
 
     def _accuracies(self, names: Sequence[str]) -> dict[str, list[float | None]]:
@@ -84,26 +91,29 @@ class Looking:
         }
         return {name: [found.get(id) for id in own] for name, own in ids.items()}
 
-    def _extend(self, done: Collection[str] | None = None) -> list[Planned]:
-        """Follow the grants of all looks known by now; returns the new runs that have no record.
+    def _extend(self, has: Callable[[str], bool], ended: Collection[str]) -> None:
+        """Follow the grants of all looks known by now, and note the new runs that have no record.
 
         Args:
-            done: ids of all runs that have one; None: the store is asked for each.
+            has: whether a run has one. Nothing has changed if it raises.
+            ended: cells of which nothing was left, that have been looked at.
         """
         assert self._until is not None
         counts = grant(self._until, self._names, self._looks).replicates
-        new = []
-        for name in self._names:
-            for number in range(self._granted[name], counts[name]):
-                entry = self._cells[name].planned(number)
-                if not (self._store.has(entry.id) if done is None else entry.id in done):
-                    self._left[name].add(entry.id)
-                    self._cell_of[entry.id] = name
-                    new.append(entry)
-            if self._granted[name] < counts[name] and not self._left[name]:
+        further = {
+            name: [self._cells[name].planned(number) for number in range(self._granted[name], counts[name])]
+            for name in self._names
+        }
+        absent = {name: [entry for entry in entries if not has(entry.id)] for name, entries in further.items()}
+        self._ended -= set(ended)
+        for name, entries in absent.items():
+            self._left[name] |= {entry.id for entry in entries}
+            self._cell_of |= {entry.id: name for entry in entries}
+            if further[name] and not self._left[name]:
                 self._ended.add(name)
             self._granted[name] = counts[name]
-        return sorted(new, key=lambda entry: entry.run.replicate)
+        new = [entry for entries in absent.values() for entry in entries]
+        self._new += sorted(new, key=lambda entry: entry.run.replicate)
 
 
 def take(until: Until, cell: Replicated, accuracies: Sequence[float | None]) -> Look:

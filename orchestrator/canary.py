@@ -6,23 +6,17 @@ trusted with anything else. Which of two is wrong nobody knows; of three it is t
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import json
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from orchestrator import catalog, devices, provenance
-from orchestrator.context import Listener, Settings
-from orchestrator.store import Store
-from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted
-from protocols.digest import digest
-from protocols.run import Run
+from orchestrator import devices
+from orchestrator.retrying import patiently
+from orchestrator.store import Store, StoreError
+from orchestrator.store.files import Entry
 
 NAMED = 3
 """How many other devices a sentence names."""
@@ -43,8 +37,7 @@ class Sighting:
     @property
     def place(self) -> str:
         """Names the device among all; fit for a file's name."""
-        unique = self.device.startswith(("GPU-", "MIG-"))
-        return re.sub(r"[^A-Za-z0-9-]", "-", self.device if unique else f"{self.host}-{self.device}")
+        return devices.place(self.host, self.device)
 
     def __str__(self) -> str:
         return f"{self.device} of {self.host}"
@@ -58,6 +51,15 @@ class Doubt:
     """What it does, as the rest of a sentence about it."""
     proven: bool
     """Whether more devices agree against it than with it."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What is done about a device that is not to be trusted."""
+
+    text: str
+    withdrawn: tuple[str, ...]
+    """The ids of the records that were moved to ``corrupt/``."""
 
 
 def doubt(own: Sighting, sightings: Sequence[Sighting]) -> Doubt | None:
@@ -101,9 +103,19 @@ class Sightings:
 
     def beside(self, own: Sighting) -> list[Sighting]:
         """All of the same group and fingerprint, the oldest first; unreadable ones are left out."""
+        return self._read(self._store.canaries(f"{own.group}.{own.fingerprint}."))
+
+    def doubts(self) -> list[tuple[Sighting, Doubt]]:
+        """Every device that others contradict, with what it computed differently."""
+        votes: dict[tuple[str, str], list[Sighting]] = {}
+        for each in self._read(self._store.canaries()):
+            votes.setdefault((each.group, each.fingerprint), []).append(each)
+        held = [(own, doubt(own, seen)) for seen in votes.values() for own in seen]
+        return [(own, found) for own, found in held if found is not None]
+
+    def _read(self, keys: Iterable[tuple[str, str, str]]) -> list[Sighting]:
         found = []
-        for place in self._store.canaries(own.group, own.fingerprint):
-            key = (own.group, own.fingerprint, place)
+        for key in keys:
             if key not in self._known:
                 try:
                     self._known[key] = Sighting(**json.loads(self._store.canary(*key) or ""))
@@ -113,86 +125,62 @@ class Sightings:
         return found
 
 
-def records_of(store: Store, sighting: Sighting) -> list[str]:
-    """The ids of all records that a device left under a fingerprint, sorted."""
-    rows = store.table(["id", "host", "fingerprint", "provenance"]).to_pylist()
-    mine = [row for row in rows if (row["host"], row["fingerprint"]) == (sighting.host, sighting.fingerprint)]
-    return [row["id"] for row in mine if json.loads(row["provenance"]).get("slot", {}).get("device") == sighting.device]
+def left_by(store: Store, place: str) -> list[Entry]:
+    """The files of all records in which a device had a part: those of the runs that were trained on it, or went on from
+    its checkpoint, or were held against a reference from it."""
+    entries, table = store.rows(store.listed(), ["host", "provenance"])
+    return [entry for entry, row in zip(entries, table.to_pylist(), strict=True) if place in _places(row)]
 
 
-def sentence(store: Store, sighting: Sighting, doubt: Doubt) -> str:
-    """Say what is wrong with a device, and deal with the records that it left.
+def _places(row: Mapping[str, Any]) -> set[str]:
+    slot = json.loads(row["provenance"]).get("slot", {})
+    return {devices.place(row["host"], slot.get("device", "cpu")), *slot.get("devices", ())}
 
-    Where it is proven wrong they are moved to ``corrupt/``, so that their runs are trained again; where it is only
-    doubted they are counted.
+
+def sentence(store: Store, sighting: Sighting, doubt: Doubt) -> Sentence:
+    """Say what is wrong with a device, and deal with what it left, under whatever fingerprint.
+
+    Its checkpoints and references are deleted. Where it is proven wrong its records are moved to ``corrupt/``, so that
+    their runs are trained again; where it is only doubted they are counted.
     """
-    left = records_of(store, sighting)
-    withdrawn = [id for id in left if store.withdraw(id) is not None] if doubt.proven else []
-    count = len(withdrawn) if doubt.proven else len(left)
+    withdrawn: list[str] = []
+    count, trouble = 0, ""
+    try:
+        patiently(lambda: store.forget(sighting.place))
+        left = patiently(lambda: left_by(store, sighting.place))
+        for entry in left if doubt.proven else ():
+            if patiently(functools.partial(store.withdraw, entry)) is not None:
+                withdrawn.append(entry.name.removesuffix(".parquet"))
+        count = len(withdrawn) if doubt.proven else len(left)
+    except StoreError as error:
+        count, trouble = len(withdrawn), f"; what else it left is still there: {error}"
     records = f"{count:,} record{'s' * (count != 1)}"
     fate = "moved to corrupt/, and the same command trains their runs again" if doubt.proven else "to be doubted"
-    return (
+    text = (
         f"{sighting} {doubt.text} (the first epoch of the control of group {sighting.group}, fingerprint "
         f"{sighting.fingerprint}): nothing more is trained on it"
-        + (f"; {records} that it left {'is' if count == 1 else 'are'} {fate}" * (count > 0))
-        + f"; once it is repaired, delete canaries/{sighting.group}.{sighting.fingerprint}.{sighting.place}.json"
+        + f"; {records} in which it had a part {'is' if count == 1 else 'are'} {fate}" * (count > 0)
+        + trouble
+        + f"; once it is repaired, delete canaries/*.{sighting.place}.json"
     )
+    return Sentence(text, tuple(withdrawn))
 
 
-def first_epoch(run: Run, data: Dataset, settings: Settings, listener: Listener) -> dict[str, str]:
-    """Train the first epoch of a run in this process and leave nothing of it; its digest and the fingerprint.
+def settle(store: Store) -> list[tuple[str, str, list[str]]]:
+    """Vote once more, and deal with every device that is proven wrong by now, whether or not it trains any more.
 
-    Args:
-        run: a control.
-        data: its examples.
-        settings: device and threads.
-        listener: is told of the epoch.
+    Call it when a sweep has trained its last run, since no device looks again after its last block.
+
+    Returns:
+        (host and device, a sentence about it, the ids of the records that were moved to ``corrupt/``) of each device of
+        which any were.
+
+    Raises:
+        StoreError: what the devices computed cannot be read.
     """
-    glimpse = _Glimpse(run, settings, listener)
-    try:
-        outcome = catalog.train(run.trainer)(run, data, glimpse)
-    except Interrupted:
-        assert glimpse.checkpoint is not None
-        tensors, losses = glimpse.checkpoint.tensors, glimpse.checkpoint.losses
-    else:  # It has one epoch, or a trainer that does not stop.
-        tensors, losses = outcome.weights, outcome.losses
-        glimpse.fingerprint(outcome.provenance)
-    # A trainer need not ask for its fingerprint; then the GPU's model has to do.
-    mark = glimpse.mark or provenance.fingerprint(provenance.provenance({"device": devices.model()}))
-    together = f"{digest(tensors)} {digest({'losses': np.asarray(losses)})}"
-    return {"digest": hashlib.sha256(together.encode()).hexdigest(), "fingerprint": mark}
-
-
-class _Glimpse:
-    """A trainer's window on the world (:class:`protocols.contract.Context`) for one epoch of a run."""
-
-    def __init__(self, run: Run, settings: Settings, listener: Listener) -> None:
-        self.device = settings.device
-        self.threads = settings.threads
-        self.decode_threads = settings.decode_threads or devices.cores(settings.gpus)
-        self.mark = ""
-        self.checkpoint: Checkpoint | None = None
-        self._id = run.id
-        self._listener = listener
-
-    def report(self, epoch: Epoch) -> None:
-        self._listener({"kind": "epoch", "id": self._id, "epoch": epoch.epoch})
-
-    def fingerprint(self, part: Mapping[str, Any]) -> str:
-        self.mark = provenance.fingerprint(provenance.provenance(part))
-        return self.mark
-
-    def load_checkpoint(self) -> Checkpoint | None:
-        return None
-
-    def checkpoint_due(self) -> bool:
-        return False
-
-    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-
-    def commit_log(self) -> NDArray[np.int64] | None:
-        return None
-
-    def should_stop(self) -> bool:
-        return True
+    wrong: dict[str, tuple[Sighting, Doubt]] = {}
+    for sighting, doubt in patiently(Sightings(store).doubts):
+        if doubt.proven:
+            wrong.setdefault(sighting.place, (sighting, doubt))
+    sentences = [(sighting, sentence(store, sighting, doubt)) for sighting, doubt in wrong.values()]
+    return [(f"{own.host} {own.device}", said.text, list(said.withdrawn)) for own, said in sentences if said.withdrawn]

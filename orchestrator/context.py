@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator import devices, memory, provenance
+from orchestrator import canary, devices, memory, provenance
 from orchestrator.retrying import patiently
 from orchestrator.store import Spool, Store, StoreError
 from protocols.contract import Checkpoint, Epoch
@@ -100,6 +102,10 @@ class RunContext:
         self.threads = settings.threads
         self.decode_threads = settings.decode_threads or devices.cores(settings.gpus)
         self.should_stop = stop
+        self.place = devices.place(socket.gethostname(), devices.device(settings.gpus))
+        """Names this device among all."""
+        self.devices: tuple[str, ...] = (self.place,)
+        """All that had a part in the run so far."""
         self._run = run
         self._id = run.id
         self._log = log
@@ -139,8 +145,14 @@ class RunContext:
         return provenance.fingerprint(origin)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint of this run, or None."""
-        checkpoint = self._store.load_checkpoint(self._id) if self._log is None else None
+        """The newest checkpoint of this run, or None; also if a device that is not to be trusted had a part in it."""
+        checkpoint = None
+        if self._log is None:
+            before = patiently(lambda: self._store.checkpoint_devices(self._id))
+            if self.trusts(before):
+                checkpoint = patiently(lambda: self._store.load_checkpoint(self._id))
+            if checkpoint is not None:
+                self.devices = tuple(sorted({*self.devices, *before}))
         self._rows = [] if checkpoint is None else list(checkpoint.history)
         return checkpoint
 
@@ -151,8 +163,16 @@ class RunContext:
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint, in place of any earlier one."""
         if self._log is None:
-            patiently(lambda: self._store.save_checkpoint(self._id, checkpoint))
+            patiently(lambda: self._store.save_checkpoint(self._id, checkpoint, self.devices))
             self._saved = time.monotonic()
+
+    def trusts(self, devices: Iterable[str]) -> bool:
+        """Whether no canary speaks against any of some other devices. CPUs have none."""
+        others = set(devices) - {self.place}
+        if not others or not self._settings.gpus:
+            return True
+        doubts = patiently(_sightings(self._store).doubts)
+        return others.isdisjoint(sighting.place for sighting, _ in doubts)
 
     def commit_log(self) -> NDArray[np.int64] | None:
         """The log that asynchronous training must follow, or None."""
@@ -170,6 +190,12 @@ class RunContext:
                 self._spool.delete()
             else:
                 self._spool.close()
+
+
+@functools.lru_cache(maxsize=1)
+def _sightings(store: Store) -> canary.Sightings:
+    """Those of this process, which reads each once."""
+    return canary.Sightings(store)
 
 
 def check_hardware(run: Run, origin: Mapping[str, Any], claimed: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def device(gpus: float) -> str:
     if not gpus:
         return "cpu"
     return _uuid(os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip() or "0")
+
+
+def place(host: str, device: str) -> str:
+    """Names a device, as :func:`device` gives it, among those of all machines; fit for a file's name."""
+    unique = device.startswith(("GPU-", "MIG-"))
+    return re.sub(r"[^A-Za-z0-9-]", "-", device if unique else f"{host}-{device}")
 
 
 def model() -> str:

@@ -71,25 +71,24 @@ class Output:
         """Stop reading. What has been read stays; whoever goes on printing is told that nobody listens."""
         os.close(self._wake)
         self._thread.join()
+        # Not before, and by nobody else: settle() looks at the pipe while the thread may be ending by itself.
+        os.close(self._reading)
+        os.close(self._waking)
 
     def _read(self) -> None:
         waiting = select.poll()
         waiting.register(self._reading, select.POLLIN)
         waiting.register(self._waking, select.POLLIN)
         left = _LAST_READS
-        try:
-            while left:
-                ready = {descriptor for descriptor, _ in waiting.poll()}
-                # When it is to stop, what is in the pipe comes first, but not what is printed for ever.
-                left -= self._waking in ready
-                with self._lock:
-                    data = os.read(self._reading, 2**16) if self._reading in ready else b""
-                    self._keep(data)
-                if not data:
-                    return
-        finally:
-            os.close(self._reading)
-            os.close(self._waking)
+        while left:
+            ready = {descriptor for descriptor, _ in waiting.poll()}
+            # When it is to stop, what is in the pipe comes first, but not what is printed for ever.
+            left -= self._waking in ready
+            with self._lock:
+                data = os.read(self._reading, 2**16) if self._reading in ready else b""
+                self._keep(data)
+            if not data:
+                return
 
     def _keep(self, data: bytes) -> None:
         self._size += len(data)

@@ -6,7 +6,7 @@ Everything that can be known to be wrong is found here, before anything runs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -53,11 +53,8 @@ class Planned:
 class Records(Protocol):
     """The part of a store that planning needs."""
 
-    def finished(self) -> Collection[str]:
-        """Ids of the runs with a readable record."""
-
-    def corrupt(self) -> Mapping[str, str]:
-        """Unreadable records: id or file name -> what is wrong with it."""
+    def examined(self) -> tuple[Set[str], Mapping[str, str]]:
+        """Ids of the runs with a readable record, and unreadable records: id or file name -> what is wrong with it."""
 
     def looks(self, declaration: str) -> Iterable[Mapping[str, Any]]:
         """Recorded looks of one declaration."""
@@ -155,14 +152,14 @@ def plan(protocol: grids.Protocol, store: Records, *, gpus_per_run: float | None
     growing = tuple(cell for cell in cells if cell.adaptive)
     looks = read_looks(store.looks(protocol.until.declaration)) if protocol.until and growing else {}
     planned, further = _planned(protocol, cells, looks)
-    finished = frozenset(store.finished())
+    finished, corrupt = store.examined()
     done = frozenset(run.id for run in planned) & finished
     return Plan(
         protocol=protocol,
         planned=tuple(planned),
         done=done,
         missing=tuple(run for run in planned if run.id not in done),
-        corrupt=dict(store.corrupt()),
+        corrupt=dict(corrupt),
         unplanned=len(finished - done),
         growing=growing,
         further=further,

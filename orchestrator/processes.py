@@ -69,6 +69,26 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def began(pid: int) -> str | None:
+    """When a process of this machine started, in clock ticks since the machine did.
+
+    Together with its number that names it: numbers are given anew. Empty where the system does not tell, None if it is
+    gone, be it but for its exit code.
+    """
+    try:
+        state, *fields = _stat(pid)
+    except FileNotFoundError:
+        return None if (_PROC / "self" / "stat").exists() else ""
+    except ProcessLookupError:
+        return None
+    return None if state in "ZX" else fields[18]
+
+
+def _stat(pid: int | str) -> list[str]:
+    """What the system says of a process, from its state on: before that is its name, which may hold anything."""
+    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+
+
 def _processes() -> list[_Process]:
     """All processes of this machine; none where there is no ``/proc``."""
     found = []
@@ -80,8 +100,7 @@ def _processes() -> list[_Process]:
         if not name.isdecimal():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name of the program, in parentheses, may hold anything.
-            state, parent, group, session = (_PROC / name / "stat").read_text().rpartition(")")[2].split()[:4]
+            state, parent, group, session = _stat(name)[:4]
             found.append(_Process(int(name), int(parent), int(group), int(session), state in "ZX"))
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from orchestrator import catalog
 from orchestrator.provenance import fingerprint, hardware
@@ -20,7 +18,7 @@ from orchestrator.store import Reference
 from orchestrator.store.schema import COMMIT
 from protocols import streams
 from protocols.contract import Dataset, Network, Outcome, Variant, epoch_values
-from protocols.digest import digest, tensor_digests
+from protocols.digest import digest, labels_fingerprint, tensor_digests
 from protocols.run import Run
 
 FLOAT32_LOGITS_LIMIT = 10_000_000
@@ -169,7 +167,11 @@ def highest(logits: NDArray[np.floating]) -> NDArray[np.int32]:
 def cross_entropy(logits: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
     """Mean cross-entropy in nats, in float64."""
     values = logits.astype(np.float64)
-    return float(np.mean(logsumexp(values, axis=1) - values[np.arange(len(labels)), labels]))
+    top = values.max(axis=1)
+    with np.errstate(invalid="ignore"):  # Infinite logits have no finite cross-entropy.
+        # Written out, because importing scipy takes as long as a short run.
+        total = np.exp(values - top[:, None]).sum(axis=1)
+        return float(np.mean(top + np.log(total) - values[np.arange(len(labels)), labels]))
 
 
 def rounded(logits: NDArray[np.floating]) -> tuple[NDArray[np.float32], str]:
@@ -254,11 +256,6 @@ def first_difference(losses: NDArray[np.floating], reference: NDArray[np.floatin
     if len(steps):
         return int(steps[0])
     return shared if len(losses) != len(reference) else None
-
-
-def labels_fingerprint(labels: NDArray[np.int64]) -> str:
-    """SHA-256 of the labels as little-endian int64, in test-set order."""
-    return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()
 
 
 def _identity(run: Run, source: str, attempt: Attempt) -> dict[str, Any]:

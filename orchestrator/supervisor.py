@@ -54,8 +54,10 @@ class Event:
 
     kind: str
     """``started``, ``epoch``, ``done``, ``failed`` (an attempt ended without a record), ``busy`` (another sweep is
-    training the run, and nothing was done), ``replaced`` (the process had grown too large, and another takes its
-    place), ``parked`` (the device is not to be trusted; nothing follows), or ``tick`` (time has passed)."""
+    training the run, and nothing was done), ``unstored`` (the store did not answer, so that the run was not tried or
+    what it came to is lost, which is no failure of the run's), ``replaced`` (the process had grown too large, and
+    another takes its place), ``parked`` (the device is not to be trusted; nothing follows), or ``tick`` (time has
+    passed)."""
     id: str
     images: int = 0
     """Training images seen since the last event."""
@@ -64,9 +66,11 @@ class Event:
     outcome: str = ""
     """Of ``failed``: ``out_of_memory``, ``error``, ``hardware`` or ``timeout``."""
     message: str = ""
-    """Of ``failed``, ``replaced`` and ``parked``: what happened, in one line."""
+    """Of ``failed``, ``unstored``, ``replaced`` and ``parked``: what happened, in one line."""
     refused: bool = False
     """Of ``failed``: whether it is only that the run's group has trained on hardware of another class."""
+    withdrawn: tuple[str, ...] = ()
+    """Of ``parked``, the first time: the runs whose records were moved to ``corrupt/``, so that they are missing."""
 
 
 Events = Generator[Event, None, None]
@@ -88,7 +92,7 @@ class Supervisor:
         share = settings.memory_share or memory.share(settings.gpus, settings.threads)
         self._settings = dataclasses.replace(settings, spool=str(self._folder), memory_share=share)
         self._patience = patience
-        self._store = open_store(settings.store)
+        self._store = patiently(lambda: open_store(settings.store))
         self._leases = Leases(self._store, settings.sweep, settings.lease_seconds) if settings.sweep else None
         self._device = devices.device(settings.gpus)
         self._holder = f"{socket.gethostname()}:{os.getpid()} {self._device}"
@@ -102,12 +106,15 @@ class Supervisor:
         self._faults = 0
         """Errors of the hardware in a row."""
         self._parked = ""
+        self._withdrawn: tuple[str, ...] = ()
+        """Runs whose records were moved away, of which nobody was told yet."""
 
     def train(self, jobs: Iterable[Job], *, tick: float = 1.0) -> Events:
         """Make one attempt at each of some runs, in the given order, and tell what happens as it happens.
 
         A run that has a record already is passed over. An attempt that leaves none leaves a row among the store's
-        failures, and the next run follows, even if it is the store that failed.
+        failures, and the next run follows. If it is the store that fails, it has a while to come back, and then the
+        run is ``unstored``.
 
         Args:
             jobs: the runs.
@@ -119,10 +126,11 @@ class Supervisor:
                 try:
                     yield from self._job(job, tick)
                 except StoreError as error:
-                    yield Event(kind="failed", id=job.run.id, outcome="error", message=str(error))
+                    yield Event(kind="unstored", id=job.run.id, message=str(error))
             if self._parked:
                 self._end()
-                yield Event(kind="parked", id=job.run.id, message=self._parked)
+                withdrawn, self._withdrawn = self._withdrawn, ()
+                yield Event(kind="parked", id=job.run.id, message=self._parked, withdrawn=withdrawn)
                 return
 
     def close(self) -> None:
@@ -132,24 +140,33 @@ class Supervisor:
 
     def _job(self, job: Job, tick: float) -> Events:
         run = job.run
-        if self._store.has(run.id):
+        if self._has(run):
             yield Event(kind="done", id=run.id)
         elif self._leases is None:
             yield from self._attempt(job, tick)
-        elif not self._leases.claim(run.id, self._holder):
+        elif not self._claim(run, self._leases):
             yield Event(kind="busy", id=run.id)
         else:
             try:
                 yield from self._attempt(job, tick)
+            except GeneratorExit:
+                self._end()  # Before another sweep can begin the run.
+                raise
             finally:
                 with contextlib.suppress(StoreError):  # It goes stale with the sweep.
                     self._leases.release(run.id)
+
+    def _has(self, run: Run) -> bool:
+        return patiently(lambda: self._store.has(run.id))
+
+    def _claim(self, run: Run, leases: Leases) -> bool:
+        return patiently(lambda: leases.claim(run.id, self._holder))
 
     def _attempt(self, job: Job, tick: float) -> Events:
         run, fresh = job.run, job.failed > 0
         started = records.now()
         end = (yield from self._inspect(run, tick)) if self._settings.gpus else None
-        while end is None and not self._parked and not self._store.has(run.id):
+        while end is None and not self._parked and not self._has(run):
             if grown := self._retire(run, fresh=fresh):
                 yield Event(kind="replaced", id=run.id, message=grown)
             if self._parked:
@@ -170,10 +187,12 @@ class Supervisor:
                 end, fresh = None, True
         if end is None and self._parked:
             return
-        if end is None or end["kind"] == "done" or self._store.has(run.id):
+        if end is None or end["kind"] == "done" or self._has(run):
             # A process may die after the commit, before it can say so.
             self._faults = 0
             yield Event(kind="done", id=run.id, seconds=None if end is None else end.get("seconds"))
+        elif end["kind"] == "unstored":
+            yield Event(kind="unstored", id=run.id, message=end["message"])
         else:
             yield self._fail(job, started, end)
 
@@ -191,7 +210,9 @@ class Supervisor:
                     f"with: {end['message']}; nothing more is trained on it"
                 )
         try:
-            number = end["attempt"] or self._store.begin(run.id)
+            if outcome == "hardware" and not refused:
+                self._forget(run)
+            number = end["attempt"] or patiently(lambda: self._store.begin(run.id))
             attempt = records.Attempt(
                 number=number,
                 started=started,
@@ -209,6 +230,14 @@ class Supervisor:
             message += f"; and of that nothing could be kept: {error}"
         return Event(kind="failed", id=run.id, outcome=outcome, message=message, refused=refused)
 
+    def _forget(self, run: Run) -> None:
+        """Have nobody go on from what this device computed of a run."""
+        place = devices.place(socket.gethostname(), self._device)
+        patiently(lambda: self._store.forget(place, run.id))
+        if "onebit" in run.varies:
+            reference = run.without("onebit").id
+            patiently(lambda: self._store.forget(place, reference))
+
     def _inspect(self, run: Run, tick: float) -> Generator[Event, None, dict[str, Any] | None]:
         """See to it that this slot's device computes what others compute, else park the slot.
 
@@ -220,25 +249,30 @@ class Supervisor:
             found = yield from self._glimpse(self._canary, tick)
             if not isinstance(found, canary.Sighting):
                 return found
-            self._sighting = found
-            self._sightings.leave(found)
+            left = found
+            patiently(lambda: self._sightings.leave(left))
+            self._sighting = left
         elif not self._look:
             return None
+        if self._doubt(self._sighting) is not None:
+            self._end()
+            if self._parked:
+                return None
+            again = yield from self._glimpse(self._canary, tick)
+            if not isinstance(again, canary.Sighting):
+                return again
+            doubt: canary.Doubt | None = canary.Doubt("does not compute it twice to the same bits", proven=False)
+            if again.digest == self._sighting.digest:
+                doubt = self._doubt(again)
+            if doubt is not None:
+                sentence = canary.sentence(self._store, again, doubt)
+                self._parked, self._withdrawn = sentence.text, sentence.withdrawn
         self._look = False
-        if canary.doubt(self._sighting, self._sightings.beside(self._sighting)) is None:
-            return None
-        self._end()
-        if self._parked:
-            return None
-        again = yield from self._glimpse(self._canary, tick)
-        if not isinstance(again, canary.Sighting):
-            return again
-        doubt: canary.Doubt | None = canary.Doubt("does not compute it twice to the same bits", proven=False)
-        if again.digest == self._sighting.digest:
-            doubt = canary.doubt(again, self._sightings.beside(again))
-        if doubt is not None:
-            self._parked = canary.sentence(self._store, again, doubt)
         return None
+
+    def _doubt(self, own: canary.Sighting) -> canary.Doubt | None:
+        """Whether what the devices left so far speaks against this one."""
+        return canary.doubt(own, patiently(lambda: self._sightings.beside(own)))
 
     def _glimpse(self, control: Run, tick: float) -> Generator[Event, None, canary.Sighting | dict[str, Any]]:
         """Train the first epoch of a control here; what it came to, else how it ended."""

@@ -27,13 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator import canary, catalog, devices, memory, provenance, records
+from orchestrator import catalog, devices, glimpse, memory, processes, provenance, records
 from orchestrator.barrier import barrier
-from orchestrator.context import Listener, OtherHardware, RunContext, check_hardware
-from orchestrator.context import Settings as Settings
+from orchestrator.context import Listener, OtherHardware, RunContext, Settings, check_hardware
 from orchestrator.outcomes import error_outcome
 from orchestrator.retrying import patiently
-from orchestrator.store import Reference, Store, open_store
+from orchestrator.store import Reference, Store, StoreError, open_store
 from protocols.contract import Dataset, Interrupted, Outcome
 from protocols.errors import UserError
 from protocols.protocol import DatasetSpec
@@ -77,10 +76,10 @@ def execute(
         OtherHardware: its group has trained on other hardware.
         StoreError: the store refused, several times over.
     """
-    if store.has(run.id):
+    if patiently(lambda: store.has(run.id)):
         return None
     train = catalog.train(run.trainer)  # Imports the framework, which is not the run's time.
-    number = store.begin(run.id)
+    number = patiently(lambda: store.begin(run.id))
     listener({"kind": "started", "id": run.id, "attempt": number, "images": len(data.train_labels)})
     started = records.now()
     with RunContext(run, store, settings, listener, number, stop, log) as context:
@@ -95,17 +94,19 @@ def execute(
         origin["slot"] = {
             "supervisor": os.getppid(),
             "device": device,
+            "devices": list(context.devices),
             "gpus": settings.gpus,
             "memory_limit": settings.memory_limit,
         }
         # Again, since not every trainer asks for its fingerprint.
         check_hardware(run, origin, store.hardware(run.group))
-        ending = _ending(outcome, provenance.fingerprint(origin))
+        ending = _ending(outcome, provenance.fingerprint(origin), context)
         comparison = None
         # Released kernels end elsewhere every time: there is no unchanged run whose difference would be the bit's.
         if "onebit" in run.varies and run.library != "native":
             reference = _reference(run, outcome, ending.fingerprint, store, data, settings, listener, stop)
             comparison = records.compare(outcome, reference, network)
+            origin["slot"]["devices"] = sorted({*context.devices, *reference.devices})
             if "barrier" in run.keep:
                 comparison = _with_barrier(comparison, run, data, context, outcome, reference)
         attempt = records.Attempt(
@@ -159,24 +160,25 @@ def _reference(
     as long. Threads that raced are no such function: there the unperturbed run follows the log of the race.
     """
     unperturbed, raced = run.without("onebit"), run.asynchrony == "real"
-    kept = None if raced else store.load_reference(unperturbed.id)
-    if kept is not None and kept.fingerprint == mark:
-        return kept
     log = outcome.commits if raced else None
     context = RunContext(unperturbed, store, settings, listener, None, stop, log)
-    reference = _ending(catalog.train(run.trainer)(unperturbed, data, context), mark)
+    kept = None if raced else patiently(lambda: store.load_reference(unperturbed.id))
+    if kept is not None and kept.fingerprint == mark and context.trusts(kept.devices):
+        return kept
+    reference = _ending(catalog.train(run.trainer)(unperturbed, data, context), mark, context)
     if not raced:
-        store.save_reference(unperturbed.id, reference)
-        store.delete_checkpoint(unperturbed.id)
+        patiently(lambda: store.save_reference(unperturbed.id, reference))
+        patiently(lambda: store.delete_checkpoint(unperturbed.id))
     return reference
 
 
-def _ending(outcome: Outcome, mark: str) -> Reference:
+def _ending(outcome: Outcome, mark: str, context: RunContext) -> Reference:
     return Reference(
         weights=dict(outcome.weights),
         losses=outcome.losses,
         predictions=records.predictions(outcome),
         fingerprint=mark,
+        devices=context.devices,
     )
 
 
@@ -198,11 +200,10 @@ def _with_barrier(
 def process() -> str:
     """Names this process for all time: host:pid:start time."""
     try:
-        # Field 22 counts clock ticks since boot; the name in field 2 may hold spaces.
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        ticks = int(processes.began(os.getpid()) or "")
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
         began = int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
-    except (OSError, StopIteration):
+    except (OSError, ValueError, StopIteration):
         began = time.time()
     return f"{socket.gethostname()}:{os.getpid()}:{began:.2f}"
 
@@ -225,32 +226,29 @@ def main() -> None:
     def reply(message: Mapping[str, Any]) -> None:
         connection.send_bytes(json.dumps(message).encode())
 
-    store = open_store(settings.store)
     audit: memory.Audit | None = None
     while True:
         request = inbox.get()
-        answer = _serve(request, store, settings, reply, stopping.is_set)
+        answer = _serve(request, settings, reply, stopping.is_set)
         run = run_from_specification(request["specification"])
         audit = audit or memory.Audit(settings.memory_margin, functools.partial(memory.own, _framework(run)))
         answer["grown"] = audit.grown() or ""
         reply(answer)
 
 
-def _serve(
-    request: Mapping[str, Any], store: Store, settings: Settings, reply: Listener, stop: Callable[[], bool]
-) -> dict[str, Any]:
+def _serve(request: Mapping[str, Any], settings: Settings, reply: Listener, stop: Callable[[], bool]) -> dict[str, Any]:
     """Execute one request; the reply that ends it."""
     run = run_from_specification(request["specification"])
     try:
         data = _data(run.dataset, settings)
         _check_unchanged(run, data)
         if request["canary"]:
-            return {"kind": "canary", "id": run.id, **canary.first_epoch(run, data, settings, reply)}
+            return {"kind": "canary", "id": run.id, **glimpse.first_epoch(run, data, settings, reply)}
         log = None if request["log"] is None else np.array(request["log"], np.int64)
         row = execute(
             run,
             request["source"],
-            store,
+            _store(settings.store),
             data,
             settings,
             listener=reply,
@@ -260,6 +258,8 @@ def _serve(
         )
     except Interrupted:
         return {"kind": "interrupted", "id": run.id}
+    except StoreError as error:
+        return {"kind": "unstored", "id": run.id, "message": str(error)}
     except OtherHardware as error:
         return {"kind": "failed", "id": run.id, "outcome": "hardware", "message": str(error), "refused": True}
     except Exception as error:
@@ -271,6 +271,12 @@ def _serve(
             "traceback": traceback.format_exc(),
         }
     return {"kind": "done", "id": run.id, "seconds": None if row is None else row["seconds"]}
+
+
+@functools.cache
+def _store(url: str) -> Store:
+    """The store of this process."""
+    return patiently(lambda: open_store(url))
 
 
 def _framework(run: Run) -> str:

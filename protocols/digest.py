@@ -1,4 +1,4 @@
-"""Digests of weights: equal digests mean equal bits, across processes, machines and frameworks."""
+"""Digests of weights and labels: equal digests mean equal bits, across processes, machines and frameworks."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def tensor_digests(tensors: Tensors) -> dict[str, str]:
 def digest(tensors: Tensors) -> str:
     """SHA-256 over the digests of all tensors, in the order of their names."""
     return hashlib.sha256("\n".join(tensor_digests(tensors).values()).encode()).hexdigest()
+
+
+def labels_fingerprint(labels: NDArray[np.integer]) -> str:
+    """SHA-256 of the labels as little-endian int64, in test-set order."""
+    return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()

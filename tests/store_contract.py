@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load
 
 from orchestrator.store import FAILURE_SCHEMA, RECORD_SCHEMA, Reference, Store, StoreError, open_store
+from orchestrator.store import files as places
 from orchestrator.store.files import Files
 from orchestrator.store.records import WHOLE
 from orchestrator.store.store import FOLDERS
@@ -94,6 +95,12 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "another specification": (lambda data: rewritten(data, column("specification", "{}")), "SHA-256 of its spec"),
     "another accuracy": (lambda data: rewritten(data, column("accuracy", 0.99)), "changed after its commit"),
 }
+
+
+def a_day_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the clocks of all stores forward."""
+    now = places.now
+    monkeypatch.setattr(places, "now", lambda files: now(files) + 90_000 * 10**9)
 
 
 class StoreContract:
@@ -521,8 +528,13 @@ class StoreContract:
         assert store.load_checkpoint(running.run.id) is not None
         assert [entry.name for entry in files.entries("live")] == [f"{running.run.id}.parquet"]
         assert files.get("tmp/left") is not None
-        later = time.time_ns() + 90_000 * 10**9
-        monkeypatch.setattr(time, "time_ns", lambda: later)
+        with monkeypatch.context() as patch:  # This machine's clock says nothing of a file's age.
+            wrong = time.time_ns() + 90_000 * 10**9
+            patch.setattr(time, "time_ns", lambda: wrong)
+            patch.setattr(time, "time", lambda: wrong / 10**9)
+            store.tidy()
+        assert files.get("tmp/left") is not None
+        a_day_later(monkeypatch)
         store.tidy()
         assert files.get("tmp/left") is None
 
@@ -545,7 +557,7 @@ class StoreContract:
         assert store.load_checkpoint(row["id"]) is None
 
     def test_a_damaged_checkpoint_is_none(self, store: Store, files: Files, row: dict[str, Any]) -> None:
-        store.save_checkpoint(row["id"], checkpoint())
+        store.save_checkpoint(row["id"], checkpoint(), ["here"])
         path = f"checkpoints/{row['id']}.safetensors"
         whole = files.get(path)
         assert whole is not None
@@ -558,6 +570,32 @@ class StoreContract:
         for data in damaged:
             files.put(path, data)
             assert store.load_checkpoint(row["id"]) is None
+            assert all(isinstance(device, str) for device in store.checkpoint_devices(row["id"]))
+
+    def test_what_a_device_had_a_part_in_is_forgotten(self, store: Store) -> None:
+        ids = ["a" * 64, "b" * 64, "c" * 64]
+        for id, devices in zip(ids, (("here",), ("here", "there"), ("there",)), strict=True):
+            store.save_checkpoint(id, checkpoint(), devices)
+            reference = Reference(weights={}, losses=np.ones(1), predictions=np.ones(1, np.int32), fingerprint="f")
+            store.save_reference(id, dataclasses.replace(reference, devices=devices))
+        assert [store.checkpoint_devices(id) for id in ids] == [("here",), ("here", "there"), ("there",)]
+        assert store.checkpoint_devices("d" * 64) == ()
+        assert store.load_reference(ids[1]).devices == ("here", "there")
+        store.forget("here", "b")
+        assert [store.load_checkpoint(id) is None for id in ids] == [False, True, False]
+        store.forget("here")
+        assert [store.load_checkpoint(id) is None for id in ids] == [True, True, False]
+        assert [store.load_reference(id) is None for id in ids] == [True, True, False]
+
+    def test_a_record_is_withdrawn_unless_it_has_been_replaced(self, store: Store, row: dict[str, Any]) -> None:
+        store.commit(row)
+        (entry,) = store.listed()
+        store.withdraw(entry)
+        assert not store.has(row["id"]) and store.withdraw(entry) is None
+        store.commit({**row, "attempt": row["attempt"] + 1, "host": row["host"] + " by another name"})
+        assert store.withdraw(entry) is None and store.has(row["id"])
+        (other,) = store.listed()
+        assert store.withdraw(other) == f"{store.url}/corrupt/{entry.name}.2"
 
     def test_a_reference_keeps_every_bit(self, store: Store, files: Files, row: dict[str, Any]) -> None:
         weights, losses = checkpoint().tensors, checkpoint().losses
@@ -617,8 +655,7 @@ class StoreContract:
         store.commit(factory.record(done, tensor_digests=own_digests({"weights/w": np.zeros(3)})))
         store.tidy()
         assert store.kept(running.run.id) is not None
-        later = time.time_ns() + 90_000 * 10**9
-        monkeypatch.setattr(time, "time_ns", lambda: later)
+        a_day_later(monkeypatch)
         store.tidy()
         assert store.kept(running.run.id) is None
         assert store.kept(done.run.id) is not None

@@ -22,12 +22,13 @@ from orchestrator.adaptive import Looking, take
 from orchestrator.analysis import load
 from orchestrator.analysis.intervals import spread
 from orchestrator.cli.app import app
+from orchestrator.context import Settings
 from orchestrator.launch import sweep
 from orchestrator.looks import AT_MOST, GOES_ON, NARROW, Look, grant, read_looks
 from orchestrator.plan import Plan, Planned, plan
 from orchestrator.report import write_latex, write_studies, write_table
 from orchestrator.store import Store, open_store
-from orchestrator.worker import Settings, execute
+from orchestrator.worker import execute
 from protocols import DatasetSpec, Protocol, Recipe, Until, apply_settings, grid, load_protocol
 from tests import factory, fakes
 
@@ -264,11 +265,8 @@ def test_a_protocol_without_looks_costs_nothing() -> None:
 class Records:
     """An empty store, as planning sees it."""
 
-    def finished(self) -> set[str]:
-        return set()
-
-    def corrupt(self) -> dict[str, str]:
-        return {}
+    def examined(self) -> tuple[set[str], dict[str, str]]:
+        return set(), {}
 
     def looks(self, declaration: str) -> list[dict[str, Any]]:
         return []

@@ -144,13 +144,26 @@ def test_runs_that_were_put_back_come_before_new_ones_once_they_have_rested(stor
     first = blocks.next()
     for entry in first:
         blocks.put_back(entry, 5.0)
-    assert len(blocks) == total and blocks.resting
+    assert len(blocks) == total and blocks.resting()
     assert not set(names(blocks.next())) & set(names(first))
     clock[0] = 5.0
     again: list[Planned] = []
-    while blocks.resting:
+    while blocks.resting():
         again += blocks.next()
     assert names(again) == names(first)
+
+
+def test_nothing_rests_that_would_not_fit_in_any_more(store: Store) -> None:
+    run = planned(store, "init").missing[0]
+    clock = [0.0]
+    durations = Durations(lambda run: 100.0)
+    blocks = Blocks((), 1, durations, clock=lambda: clock[0])
+    blocks.put_back(run, 5.0)
+    assert blocks.resting(50.0), "a guess keeps no run from being started"
+    durations.learn(run.run, 100.0)
+    assert [blocks.resting(within) for within in (50.0, 104.0, 106.0)] == [False, False, True]
+    clock[0] = 10.0
+    assert blocks.next(within=50.0) == [] and not blocks.resting(50.0) and blocks.resting(100.0)
 
 
 def test_runs_of_several_cells_that_were_put_back_come_in_blocks_of_one(store: Store) -> None:

@@ -24,7 +24,7 @@ def test_out_of_memory_is_tried_once_more_whatever_errors_are_allowed() -> None:
 
 def test_hardware_moves_a_run_and_spends_no_other_budget() -> None:
     budgets = Budgets(0)
-    moved = [budgets.after("a", "hardware", refused=number % 2 == 0) for number in range(HARDWARE_RETRIES)]
+    moved = [budgets.after("a", "hardware") for _ in range(HARDWARE_RETRIES)]
     assert set(moved) == {"elsewhere"}
     assert budgets.after("a", "out_of_memory") == "again"
     assert budgets.after("a", "hardware") == "over"

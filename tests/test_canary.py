@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.canary import Sighting, doubt
+from orchestrator.canary import Sighting, Sightings, doubt, settle
 from orchestrator.launch import sweep
-from orchestrator.store import Store
+from orchestrator.launch.trainable import Slot
+from orchestrator.store import Store, StoreError
 from orchestrator.supervisor import Event, Job, Supervisor
 from tests import clusters
 from tests.fakes import planned
@@ -104,7 +105,7 @@ def test_a_device_that_many_contradict_is_parked(store: Store, slot: Slots, misc
         slot(name).train(todo[int(name) : int(name) + 1])
     message = parked(slot("2").train(todo[2:]))
     assert f"GPU 2 of {HOST} computes it differently from GPU 0 of {HOST}, GPU 1 of {HOST} (" in message
-    assert f"delete canaries/{todo[0].run.group}." in message and "record" not in message
+    assert message.endswith(f"delete canaries/*.{HOST}-GPU-2.json") and "record" not in message
 
 
 def test_a_first_device_that_was_wrong_is_found_out(store: Store, slot: Slots, mischief: Path) -> None:
@@ -115,9 +116,12 @@ def test_a_first_device_that_was_wrong_is_found_out(store: Store, slot: Slots, m
     assert kinds(bad.train(todo[:2])) == ["done", "done"]
     parked(slot("1").train(todo[2:3]))
     assert kinds(slot("2").train(todo[2:3])) == ["done"], "two agree against one"
-    message = parked(bad.train(todo[3:4]))
+    events = bad.train(todo[3:4])
+    message = parked(events)
     assert f"GPU 0 of {HOST} computes it differently from GPU 1 of {HOST}, GPU 2 of {HOST}" in message
-    assert "2 records that it left are moved to corrupt/, and the same command trains their runs again" in message
+    assert "2 records in which it had a part are moved to corrupt/, and the same command trains their" in message
+    assert set(events[-1].withdrawn) == {job.run.id for job in todo[:2]}
+    assert bad.train(todo[4:5])[-1].withdrawn == (), "they are told of once"
     assert store.finished() == {todo[2].run.id}
     moved = {path.stem for path in Path(store.url, "corrupt").glob("*")}
     assert moved == {job.run.id for job in todo[:2]}
@@ -138,7 +142,7 @@ def test_a_device_that_has_changed_is_parked(store: Store, slot: Slots, mischief
     (mischief / "wrong.0").touch()
     message = parked(slot("0").train(todo[1:2]))
     assert "computes it differently from what it computed before" in message
-    assert "1 record that it left is to be doubted" in message and store.finished() == {todo[0].run.id}
+    assert "1 record in which it had a part is to be doubted" in message and store.finished() == {todo[0].run.id}
 
 
 def test_after_an_error_of_the_hardware_the_canary_comes_first(store: Store, slot: Slots, mischief: Path) -> None:
@@ -179,6 +183,202 @@ def test_all_slots_can_be_given_one_canary(store: Store, supervise: Supervise, m
     assert kinds(list(supervisor.train(todo[:1]))) == ["done"]
     (kept,) = Path(store.url, "canaries").glob("*")
     assert kept.name.startswith(f"{control.group}.")
+
+
+# What a wrong device left
+
+
+def bits(store: Store, job: Job) -> tuple[str, int | None]:
+    """What a run came to, and what its comparison found."""
+    (row,) = store.table(["final_digest", "weights_changed"], {job.run.id}).to_pylist()
+    return row["final_digest"], row["weights_changed"]
+
+
+def trained_right(store: Store, device: Device, job: Job) -> bool:
+    """Whether a run came to what it comes to when nothing is left of anyone else."""
+    found = bits(store, job)
+    for folder in ("references", "checkpoints", "records"):
+        for path in Path(store.url, folder).glob("*"):
+            path.unlink()
+    assert kinds(device.train([job])) == ["done"]
+    return found == bits(store, job)
+
+
+@pytest.mark.parametrize(("what", "left"), [("illegal", False), ("die", True)])
+def test_nobody_goes_on_from_the_checkpoint_of_a_wrong_device(
+    store: Store, slot: Slots, mischief: Path, what: str, left: bool
+) -> None:
+    todo = runs(store)
+    (mischief / "wrong.0").touch()
+    (mischief / f"{what}-1").touch()
+    assert kinds(slot("0").train(todo[1:2])) == ["failed"]
+    assert (store.load_checkpoint(todo[1].run.id) is not None) == left
+    parked(slot("1").train(todo[2:3]))
+    good = slot("2")
+    assert kinds(good.train(todo[1:2])) == ["done"]
+    assert trained_right(store, good, todo[1])
+
+
+def test_an_error_of_the_hardware_leaves_the_checkpoints_of_others(store: Store, slot: Slots, mischief: Path) -> None:
+    todo = runs(store)
+    (mischief / "die-1").touch()
+    assert kinds(slot("0").train(todo[1:2])) == ["failed"]
+    (mischief / "broken.1").touch()
+    assert slot("1").train(todo[1:2])[-1].outcome == "hardware"
+    assert store.checkpoint_devices(todo[1].run.id) == (f"{HOST}-GPU-0",)
+    assert kinds(slot("2").train(todo[1:2])) == ["done"]
+    assert store.table(["resumed_epochs"])["resumed_epochs"].to_pylist() == [1]
+
+
+@pytest.mark.parametrize("sentenced", [False, True])
+def test_nothing_is_held_against_the_reference_of_a_wrong_device(
+    store: Store, slot: Slots, mischief: Path, sentenced: bool
+) -> None:
+    """Neither before it has learnt what is thought of it nor afterwards."""
+    plan = planned(store, "init+onebit", "init", replicates=3)
+    todo, others = jobs(plan, "init+onebit"), jobs(plan, "init")
+    (mischief / "wrong.0").touch()
+    bad = slot("0")
+    assert kinds(bad.train(todo[:1])) == ["done"]
+    (reference,) = Path(store.url, "references").iterdir()
+    parked(slot("1").train(others[:1]))
+    good = slot("2")
+    assert kinds(good.train(others[:1])) == ["done"]
+    if sentenced:
+        parked(bad.train(others[1:2]))
+        assert not reference.exists() and not store.has(todo[0].run.id)
+    else:
+        Path(store.url, "records", f"{todo[0].run.id}.parquet").unlink()
+    assert kinds(good.train(todo[:1])) == ["done"]
+    assert store.load_reference(reference.stem).devices == (f"{HOST}-GPU-2",)
+    assert trained_right(store, good, todo[0])
+
+
+def test_records_of_other_fingerprints_are_withdrawn_too(store: Store, slot: Slots, mischief: Path) -> None:
+    plan = planned(store, "init", "library", library="kernel", replicates=3)
+    held, varied = jobs(plan, "init"), jobs(plan, "library")
+    (mischief / "wrong.0").touch()
+    bad = slot("0")
+    assert kinds(bad.train(held[:1])) == ["done"]
+    bad._patch.setenv("FAKE_VERSION", "2.0")  # Another fingerprint, as another library has.
+    Path(store.url, "hardware", f"{held[0].run.group}.json").unlink()
+    assert kinds(bad.train(varied[:1])) == ["done"]
+    bad._patch.delenv("FAKE_VERSION")
+    Path(store.url, "hardware", f"{held[0].run.group}.json").unlink()
+    assert len(set(store.table(["fingerprint"])["fingerprint"].to_pylist())) == 2
+    parked(slot("1").train(held[1:2]))
+    assert kinds(slot("2").train(held[1:2])) == ["done"]
+    assert set(bad.train(held[2:])[-1].withdrawn) == {held[0].run.id, varied[0].run.id}
+
+
+def test_a_wrong_device_that_never_looks_again_is_found_out_at_the_end(
+    store: Store, slot: Slots, mischief: Path
+) -> None:
+    todo = runs(store)
+    (mischief / "wrong.0").touch()
+    assert kinds(slot("0").train(todo[:2])) == ["done", "done"]
+    parked(slot("1").train(todo[2:3]))
+    assert settle(store) == [], "it is one against one"
+    assert kinds(slot("2").train(todo[2:])) == 6 * ["done"]
+    ((device, text, withdrawn),) = settle(store)
+    assert device == f"{HOST} GPU 0" and set(withdrawn) == {job.run.id for job in todo[:2]}
+    assert text.startswith(f"GPU 0 of {HOST} computes it differently from GPU 1 of {HOST}, GPU 2 of {HOST} (")
+    assert store.finished() == {job.run.id for job in todo[2:]}
+    assert settle(store) == [], "it has left nothing more"
+
+
+def test_what_others_made_of_a_wrong_devices_checkpoint_is_withdrawn(store: Store, slot: Slots, mischief: Path) -> None:
+    """Even under a fingerprint in which nobody contradicted it."""
+    todo = runs(store)
+    (mischief / "die-0").touch()
+    assert kinds(slot("0").train(todo[:1])) == ["failed"]
+    assert kinds(slot("1").train(todo[:2])) == ["done", "done"]
+    seen = Sightings(store)
+    for device, digest in (("GPU 0", "b"), ("GPU 1", "a"), ("GPU 2", "a")):
+        seen.leave(Sighting(group="g", fingerprint="f", host=HOST, device=device, digest=digest))
+    ((device, _, withdrawn),) = settle(store)
+    assert device == f"{HOST} GPU 0" and withdrawn == [todo[0].run.id]
+
+
+def test_a_record_that_came_meanwhile_is_not_withdrawn(store: Store, slot: Slots) -> None:
+    todo = runs(store)
+    assert kinds(slot("0").train(todo[:2])) == ["done", "done"]
+    one, other = store.listed()
+    path = Path(store.url, "records", one.name)
+    path.unlink()
+    assert kinds(slot("1").train(todo[:2])) == ["done", "done"]
+    assert store.withdraw(one) is None and path.exists()
+    assert store.withdraw(other) == f"{store.url}/corrupt/{other.name}"
+
+
+def test_a_device_is_parked_even_if_the_store_refuses(
+    store: Store, slot: Slots, mischief: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0,))
+    todo = runs(store)
+    (mischief / "wrong.0").touch()
+    bad = slot("0")
+    assert kinds(bad.train(todo[:2])) == ["done", "done"]
+    parked(slot("1").train(todo[2:3]))
+    assert kinds(slot("2").train(todo[2:3])) == ["done"]
+    left = bad.supervisor._store
+    withdraw, tries = left.withdraw, iter([True, False, False])
+    monkeypatch.setattr(left, "withdraw", lambda entry: withdraw(entry) if next(tries) else refuse())
+    events = bad.train(todo[3:4])
+    assert "1 record in which it had a part is moved to corrupt/" in parked(events)
+    assert "; what else it left is still there: no network; once" in events[-1].message
+    assert len(events[-1].withdrawn) == 1
+    ((_, _, withdrawn),) = settle(store)
+    assert {*events[-1].withdrawn, *withdrawn} == {job.run.id for job in todo[:2]}
+
+
+def test_a_device_in_doubt_trains_nothing_until_that_is_settled(
+    store: Store, slot: Slots, mischief: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.retrying.WAITS", ())
+    todo = runs(store)
+    (mischief / "wrong.1").touch()
+    slot("0").train(todo[:1])
+    bad = slot("1")
+    canaries, answers = bad.supervisor._store.canaries, iter([True, False, True, True])
+    monkeypatch.setattr(
+        bad.supervisor._store, "canaries", lambda prefix: canaries(prefix) if next(answers) else refuse()
+    )
+    events = bad.train(todo[1:4])
+    assert kinds(events) == ["unstored", "parked"] and "the only other device so far" in parked(events)
+    assert store.finished() == {todo[0].run.id}
+
+
+def refuse() -> None:
+    raise StoreError("no network")
+
+
+# What a slot reports
+
+
+def test_a_slot_reports_what_was_withdrawn_and_what_could_not_be_kept() -> None:
+    slot = Slot.__new__(Slot)
+    vars(slot).update(_report_every=0.01, _device="node GPU 0", _parked="", _returned=[], _left={"a": None, "b": None})
+    told = [
+        Event(kind="unstored", id="a", message="no network"),
+        Event(kind="parked", id="b", message="it is wrong", withdrawn=("x", "y")),
+    ]
+    vars(slot).update(_events=iter(told), _supervisor=_Closed())
+    one = slot.step()
+    while not one["parked"]:
+        one, before = slot.step(), one
+        assert before["unstored"] in ({"a": "no network"}, {})
+    assert (one["withdrawn"], one["returned"], one["done"]) == (["x", "y"], ["b"], False)
+    assert slot.step()["withdrawn"] == []
+
+
+class _Closed:
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def test_a_slot_that_could_not_be_set_up_can_be_cleaned_up() -> None:
+    Slot.__new__(Slot).cleanup()
 
 
 # Three errors of the hardware

@@ -59,6 +59,11 @@ def strike(kill: str, nodes: Nodes, rng: random.Random) -> None:
         strike(kill, nodes, rng)
 
 
+def names(store: Store, folder: str) -> set[str]:
+    """The runs, or whatever else, that files of a folder are of."""
+    return {entry.name.partition(".")[0] for entry in store.files.entries(folder)}
+
+
 @pytest.mark.parametrize("study", ["fakes_study", pytest.param("digits_study", marks=pytest.mark.slow)])
 def test_chaos_changes_nothing(nodes: Nodes, tmp_path: Path, study: str) -> None:
     rng = random.Random(4)
@@ -85,6 +90,13 @@ def test_chaos_changes_nothing(nodes: Nodes, tmp_path: Path, study: str) -> None
 
     assert store.finished() == {entry.id for entry in planned} and len(planned) >= 60
     assert store.corrupt() == {} and len(store.live()) == 0
+    # What is left is of those killed between a record and the end of their turn, and goes with the next sweep.
+    left = {folder: names(store, folder) for folder in ("leases", "checkpoints", "sweeps")}
+    assert len(left["sweeps"]) <= kills.count("program"), left["sweeps"]
+    assert len(left["leases"]) <= len(kills) - kills.count("process"), left["leases"]
+    assert len(left["checkpoints"]) <= len(kills), left["checkpoints"]
+    store.tidy()
+    assert [names(store, folder) for folder in ("leases", "checkpoints", "live")] == [set()] * 3
     rows = store.failures().to_pylist()
     assert len(rows) <= kills.count("process"), "what was no fault of a run counts as one"
     assert all(STRIKES in row["message"] for row in rows), [row["message"] for row in rows]

@@ -22,6 +22,7 @@ from orchestrator.store.files import Files
 from orchestrator.store.local import LocalFiles
 from orchestrator.store.schema import SHORT_COLUMNS
 from tests import factory
+from tests.store_contract import a_day_later
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = ["id", "accuracy", "provenance"]
@@ -88,6 +89,14 @@ def loose(url: str) -> Store:
 
 class CompactionContract:
     """Tests of any store. A subclass gives ``url``, where there is no store yet, and ``files``, what lies there."""
+
+    share = 1.0
+    """Of the many bytes that are changed one by one, how many are."""
+
+    commits = 60
+    """Records that are written while others read and compact."""
+
+    kills = 3
 
     @pytest.fixture
     def url(self) -> str:
@@ -227,7 +236,8 @@ class CompactionContract:
             assert whole is not None
             column = entry.name.split(".")[1]
             column = column if column in parts.RARE else "accuracy"
-            positions = rng.choice(len(whole), 10 if column in parts.RARE else 60, replace=False)
+            count = int((10 if column in parts.RARE else 60) * self.share)
+            positions = rng.choice(len(whole), count, replace=False)
             for damaged in (b"", whole[:-1], *(flipped(whole, place) for place in (0, len(whole) - 1, *positions))):
                 files.put(path, damaged)
                 assert open_store(url).table([column, "id"]).equals(tables[column]), column
@@ -308,8 +318,12 @@ class CompactionContract:
         files.put(left, b"half a part")
         compact(store)
         assert files.get(left) is not None  # It may be another compactor's, at this moment.
-        later = time.time_ns() + 90_000 * 10**9
-        monkeypatch.setattr(time, "time_ns", lambda: later)
+        with monkeypatch.context() as patch:
+            wrong = time.time_ns() + 90_000 * 10**9
+            patch.setattr(time, "time_ns", lambda: wrong)
+            compact(store)
+        assert files.get(left) is not None, "this machine's clock says nothing of a file's age"
+        a_day_later(monkeypatch)
         compact(store)
         assert files.get(left) is None
         assert len(files.entries("compacted")) == 1 + len(parts.RARE)
@@ -318,7 +332,8 @@ class CompactionContract:
         self, url: str, store: Store, files: Files, tmp_path: Path
     ) -> None:
         """While two processes compact over and over and a third commits."""
-        rows = [factory.record(fake, examples=20) for fake in factory.plan(sources=["shuffle"], replicates=60)]
+        fakes = factory.plan(sources=["shuffle"], replicates=self.commits)
+        rows = [factory.record(fake, examples=20) for fake in fakes]
         accuracy = {row["id"]: row["accuracy"] for row in rows}
         old = open_store(url)
         accuracy |= {row["id"]: row["accuracy"] for row in old.table(["id", "accuracy"]).to_pylist()}
@@ -358,7 +373,7 @@ class CompactionContract:
         rng = random.Random(0)
         code = 'print("ready", flush=True)\nfor row in rows:\n    store.commit(row)\n    compact(store)'
         rows = [factory.record(fake, examples=20) for fake in factory.plan(sources=["shuffle"], replicates=400)]
-        for _ in range(3):
+        for _ in range(self.kills):
             process = child(tmp_path, url, rows, code)
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             count = len(files.entries("records"))

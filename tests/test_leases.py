@@ -22,6 +22,7 @@ from orchestrator.store.files import Entry
 from orchestrator.store.leases import Leases, sweeping
 from orchestrator.store.local import LocalFiles
 from tests import factory
+from tests.store_contract import a_day_later
 
 ROOT = Path(__file__).parents[1]
 ID = "a" * 64
@@ -326,7 +327,6 @@ def test_heartbeats_of_the_dead_are_tidied_away_in_time(
     join()
     store.tidy()
     assert len(store.files.entries("sweeps")) == 1
-    later = time.time_ns() + 90_000 * 10**9
-    monkeypatch.setattr(time, "time_ns", lambda: later)
+    a_day_later(monkeypatch)
     store.tidy()
     assert store.files.entries("sweeps") == []

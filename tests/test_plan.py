@@ -36,11 +36,8 @@ class Records:
     ids: set[str] = field(default_factory=set)
     unreadable: dict[str, str] = field(default_factory=dict)
 
-    def finished(self) -> set[str]:
-        return self.ids
-
-    def corrupt(self) -> Mapping[str, str]:
-        return self.unreadable
+    def examined(self) -> tuple[set[str], Mapping[str, str]]:
+        return self.ids, self.unreadable
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

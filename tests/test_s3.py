@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import os
 import random
 import re
@@ -10,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,32 +82,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "READ_SECONDS", 1.0)
 
 
-class TestS3Store(StoreContract):
-    share = 0.1
-    folders = False
+CLIENT = functools.cache(s3._client)
+
+
+class OnS3:
+    """Where the stores of a contract lie. They share a client: to make one takes longer than most requests."""
 
     @pytest.fixture
-    def url(self, url: str) -> str:
-        return url
-
-    @pytest.fixture
-    def files(self, url: str) -> Files:
-        return S3Files(url)
-
-
-class TestS3Compaction(CompactionContract):
-    @pytest.fixture
-    def url(self, url: str) -> str:
-        return url
-
-    @pytest.fixture
-    def files(self, url: str) -> Files:
-        return S3Files(url)
-
-
-class TestS3Storing(StoringContract):
-    @pytest.fixture
-    def url(self, url: str) -> str:
+    def url(self, url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setattr(s3, "_client", CLIENT)
         return url
 
     @pytest.fixture
@@ -114,6 +100,21 @@ class TestS3Storing(StoringContract):
     @pytest.fixture
     def elsewhere(self, tmp_path: Path) -> str:
         return str(tmp_path / "elsewhere")
+
+
+class TestS3Store(OnS3, StoreContract):
+    share = 0.1
+    folders = False
+
+
+class TestS3Compaction(OnS3, CompactionContract):
+    share = 0.2
+    commits = 30
+    kills = 1
+
+
+class TestS3Storing(OnS3, StoringContract):
+    every = 4
 
 
 # Files
@@ -271,6 +272,37 @@ def test_an_operation_survives_an_endpoint_that_hangs(
     proxy.faults = [Fault("hang", method, "kept", times=1)]
     assert operation(files) == expected
     assert proxy.faults[0].seen == 1
+
+
+def test_a_hurried_request_is_made_once(store: Store, proxy: Proxy) -> None:
+    hurried = store.files.hurried(0.5)
+    hurried.put("kept/a", b"old")
+    for fault in (Fault("hang", "PUT", "kept"), Fault("answer", "PUT", "kept"), Fault("cut", "PUT", "kept")):
+        proxy.faults = [fault]
+        with pytest.raises(StoreError, match="^cannot write s3://.*/kept/a: "):
+            hurried.put("kept/a", b"new")
+        assert fault.seen == 1
+    proxy.faults = [Fault("answer", "PUT", "kept", times=2)]
+    store.files.put("kept/a", b"new")
+    assert hurried.get("kept/a") == b"new"
+
+
+def test_a_request_that_hangs_does_not_stop_the_heartbeat(
+    store: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "READ_SECONDS", 3600.0)
+    store = open_store(store.url)
+    with sweeping(store, seconds=2.0) as sweep:
+        proxy.faults = [Fault("hang", "PUT", "sweeps/", times=1)]
+
+        def beats() -> int:
+            beats: int = json.loads(store.files.get(f"sweeps/{sweep.id}.json") or b"")["heartbeat"]
+            return beats
+
+        deadline = time.monotonic() + 60
+        while not proxy.faults[0].seen or beats() < 3:
+            assert time.monotonic() < deadline, "there is no heartbeat any more"
+            time.sleep(0.05)
 
 
 def test_a_sweep_goes_on_after_trouble(store: Store, proxy: Proxy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 from collections.abc import Collection, Sequence
@@ -22,7 +23,7 @@ from orchestrator.launch.searcher import BlockSearcher, Over
 from orchestrator.launch.tally import Tally
 from orchestrator.launch.watcher import Watcher, cause
 from orchestrator.plan import Plan, Planned
-from orchestrator.store import Store, open_store
+from orchestrator.store import Store, StoreError, open_store
 from tests.fakes import planned
 
 ONE, OTHER = "host one", "host other"
@@ -52,6 +53,7 @@ class Sweep:
             say=self.said.append,
             bar=self.barred.__setitem__,
             grown=grown,
+            planned=plan.planned,
         )
         self._trials = 0
 
@@ -65,7 +67,16 @@ class Sweep:
         return trial, config
 
     def report(self, trial: str, device: str = ONE, **happened: Any) -> None:
-        nothing = {"finished": {}, "failed": {}, "busy": [], "returned": [], "images": 0, "parked": ""}
+        nothing = {
+            "finished": {},
+            "failed": {},
+            "busy": [],
+            "unstored": {},
+            "withdrawn": [],
+            "returned": [],
+            "images": 0,
+            "parked": "",
+        }
         self.scheduler.report(trial, nothing | {"device": device} | happened)
 
     def fail(self, device: str = ONE, outcome: str = "error", message: str = "a mistake", refused: bool = False) -> str:
@@ -131,6 +142,7 @@ def test_a_run_that_raised_may_in_the_end_go_back_to_its_device(plan: Plan) -> N
     sweep = Sweep(plan)
     sweep.succeed(ONE), sweep.succeed(OTHER)
     failed = sweep.fail(ONE)
+    sweep.succeed(ONE)
     for number in range(schedulers.SHUNNED):
         sweep.clock += 100.0
         trial, config = sweep.take()
@@ -152,11 +164,54 @@ def test_a_run_that_every_device_refuses_is_given_up(plan: Plan) -> None:
     assert sweep.tally.failures == {refused: "other hardware"}
 
 
-def test_with_one_device_a_refused_run_is_given_up_at_once(plan: Plan) -> None:
+def test_a_refused_run_waits_for_the_right_device_however_long_that_is_busy(plan: Plan) -> None:
+    sweep = Sweep(plan, retries=0)
+    sweep.succeed(ONE), sweep.succeed(OTHER)
+    refused = sweep.fail(ONE, "hardware", "other hardware", refused=True)
+    for number in range(4 * HARDWARE_RETRIES):
+        sweep.clock += 100.0
+        trial, config = sweep.take()
+        assert config["runs"] == [refused] and config["avoid"] == {refused: [ONE]}, number
+        sweep.report(trial, ONE, returned=[refused])
+        sweep.scheduler.ended(trial)
+    sweep.clock += 100.0
+    assert sweep.succeed(OTHER) == refused and sweep.tally.failures == {}
+
+
+def test_what_a_device_refused_it_is_not_given_another_run_of(plan: Plan) -> None:
     sweep = Sweep(plan)
+    sweep.succeed(OTHER)
+    sweep.fail(ONE, "hardware", "other hardware", refused=True)
+    cells: dict[tuple[str, str], list[bool]] = {}
+    of = {entry.id: entry for entry in plan.missing}
+    for _ in range(5):
+        _, config = sweep.take()
+        entry = of[config["runs"][0]]
+        cells.setdefault((entry.group, entry.source), []).append(bool(config["avoid"]))
+    refusals = [any(avoided) for avoided in cells.values()]
+    assert refusals.count(True) == 1 and all(all(avoided) or not any(avoided) for avoided in cells.values())
+
+
+def test_with_one_device_a_refused_run_is_given_up_at_once(plan: Plan) -> None:
+    sweep = Sweep(plan, slots=1)
     refused = [sweep.fail(ONE, "hardware", "other hardware", refused=True) for _ in range(4)]
     assert set(sweep.tally.failures) == set(refused)
     assert not sweep.scheduler.stopped, "other machines may train the rest"
+
+
+def test_a_device_that_has_not_been_heard_of_may_yet_train_a_refused_run(plan: Plan) -> None:
+    sweep = Sweep(plan, slots=2)
+    refused = sweep.fail(ONE, "hardware", "other hardware", refused=True)
+    for _ in range(schedulers.SHUNNED):
+        assert sweep.tally.failures == {}
+        sweep.clock += 100.0
+        trial, config = sweep.take()
+        assert config["avoid"] == {refused: [ONE]}
+        sweep.report(trial, ONE, returned=[refused])
+        sweep.scheduler.ended(trial)
+    sweep.clock += 100.0
+    assert sweep.fail(ONE, "hardware", "other hardware", refused=True) == refused
+    assert sweep.tally.failures == {refused: "other hardware"}, "but not for ever"
 
 
 def test_hardware_is_blamed_so_often_only(plan: Plan) -> None:
@@ -204,15 +259,63 @@ def test_a_record_that_was_there_is_no_success(plan: Plan) -> None:
     assert sweep.scheduler.stopped
 
 
+def work(sweep: Sweep, attempt: Any, *devices: str, rounds: int = 200) -> None:
+    """Devices take turns at blocks; those that are barred give them back. ``attempt`` says whether it succeeds."""
+    for number in range(rounds):
+        sweep.clock += 20.0
+        device = devices[number % len(devices)]
+        if sweep.scheduler.over or sweep.scheduler.stopped:
+            return
+        config = sweep.scheduler.block(trial := f"{device} {number}")
+        if config is None or device in sweep.barred:
+            sweep.scheduler.ended(trial)
+            continue
+        sweep.scheduler.started(trial)
+        for id in config["runs"]:
+            if device in config["avoid"].get(id, ()):
+                sweep.report(trial, device, returned=[id])
+            elif attempt(device, id):
+                sweep.report(trial, device, finished={id: 100.0})
+            else:
+                sweep.report(trial, device, failed={id: ["error", "a mistake", False]})
+        sweep.scheduler.ended(trial)
+
+
 def test_one_device_that_fails_everything_is_barred_and_the_sweep_goes_on(store: Store) -> None:
     sweep = Sweep(planned(store, "init", "shuffle", replicates=10))
-    trial, _ = sweep.take()
-    sweep.report(trial, OTHER)  # training its first run
-    for _ in range(IN_A_ROW):
-        sweep.fail(ONE)
-    assert list(sweep.barred) == [ONE] and "4 runs in a row failed" in sweep.barred[ONE]
-    assert not sweep.scheduler.stopped, "the other device may well train them"
+    work(sweep, lambda device, id: device == OTHER, ONE, OTHER)
+    assert sweep.barred == {ONE: f"{IN_A_ROW} runs in a row failed on it that other devices then trained"}
+    assert sweep.scheduler.over and not sweep.scheduler.stopped
     assert sweep.tally.failures == {}
+
+
+@pytest.mark.parametrize("broken", [{"init"}, {"init", "shuffle", "augment", "none"}])
+def test_cells_that_nobody_can_train_bar_no_device(store: Store, broken: set[str]) -> None:
+    """Not even if one device fails a whole block of them, or cell after cell, while others train for hours."""
+    plan = planned(store, "init", "shuffle", "augment", "dropout", replicates=10)
+    of = {entry.id: entry.source for entry in plan.missing}
+    sweep = Sweep(plan, slots=3)
+    sweep.durations._guess = lambda run: 1.0  # so that blocks have several runs
+    hours, config = sweep.take()
+    sweep.report(hours, "host busy", finished=dict.fromkeys(config["runs"][:1], 1.0))
+    work(sweep, lambda device, id: of[id] not in broken, ONE, OTHER, "host third", rounds=2000)
+    sweep.scheduler.ended(hours)
+    work(sweep, lambda device, id: of[id] not in broken, ONE, OTHER, "host third", rounds=2000)
+    assert sweep.barred == {} and sweep.scheduler.over and not sweep.scheduler.stopped
+    assert {of[id] for id in sweep.tally.failures} == broken
+
+
+def test_a_device_on_which_nothing_has_succeeded_since_gets_no_failed_run_back(plan: Plan) -> None:
+    """However often the run comes back, as long as another device may train it."""
+    sweep = Sweep(plan)
+    sweep.succeed(OTHER)
+    failed = sweep.fail(ONE)
+    for number in range(2 * schedulers.SHUNNED):
+        sweep.clock += 100.0
+        trial, config = sweep.take()
+        assert config["avoid"] == {failed: [ONE]}, number
+        sweep.report(trial, ONE, returned=[failed])
+        sweep.scheduler.ended(trial)
 
 
 def test_devices_that_all_fail_are_not_to_blame(store: Store) -> None:
@@ -315,6 +418,103 @@ def test_a_run_that_another_sweep_gave_up_is_trained_here(plan: Plan) -> None:
     assert sweep.succeed() == config["runs"][0]
 
 
+def test_a_store_that_does_not_answer_costs_a_run_nothing(plan: Plan) -> None:
+    sweep = Sweep(plan, retries=0)
+    for _ in range(3):
+        trial, config = sweep.take()
+        sweep.report(trial, unstored=dict.fromkeys(config["runs"], "cannot write leases/x"))
+        sweep.scheduler.ended(trial)
+    assert sweep.tally.failures == {} and sweep.tally.retried == 0 and sweep.tally.running == 0
+    sweep.clock = 100.0
+    assert [sweep.succeed() for _ in plan.missing] and sweep.scheduler.over
+
+
+@pytest.mark.parametrize("proof", ["", "another run is stored", "the run is trained"])
+def test_a_store_that_stays_away_ends_a_sweep(plan: Plan, proof: str) -> None:
+    sweep = Sweep(plan)
+    rests = []
+    for number in range(schedulers.UNANSWERED):
+        assert not sweep.scheduler.stopped, number
+        if number == 1:
+            before = sweep.clock
+        trial, config = sweep.take()
+        (id,) = config["runs"]
+        if number and proof == "the run is trained":
+            sweep.report(trial, images=60)
+        sweep.report(trial, unstored={id: "cannot write leases/x"})
+        sweep.scheduler.ended(trial)
+        if number and proof == "another run is stored":
+            sweep.succeed(OTHER)
+        for _ in range(100):
+            if sweep.blocks._held and sweep.blocks._held[0][0] <= sweep.clock:
+                break
+            sweep.clock += 0.5
+        rests.append(sweep.clock)
+    sentence = "the store has not answered for about a minute: cannot write leases/x"
+    assert sweep.scheduler.stopped == ("" if proof else sentence)
+    assert [b - a for a, b in zip([0.0, *rests], rests, strict=False)] == [2.0, 4.0, 8.0, 15.0, 15.0]
+    assert before == 2.0 and sweep.tally.failures == {}
+
+
+def test_records_of_a_wrong_device_are_made_anew(plan: Plan) -> None:
+    sweep = Sweep(plan)
+    wrong = [sweep.succeed(ONE) for _ in range(3)]
+    trial, config = sweep.take()
+    sweep.report(trial, ONE, returned=config["runs"], withdrawn=[*wrong, "f" * 64], parked="it miscounts")
+    assert sweep.tally.done_count == 0 and not sweep.scheduler.over
+    sweep.clock = 100.0
+    again = [sweep.succeed(OTHER) for _ in plan.missing]
+    assert sorted(again) == sorted(entry.id for entry in plan.missing)
+    assert sweep.scheduler.over and sweep.tally.done_count == len(plan.planned)
+
+
+def test_records_of_an_earlier_launch_are_made_anew_and_a_sweep_that_was_over_goes_on(store: Store, plan: Plan) -> None:
+    earlier = plan.missing[0].id
+    later = dataclasses.replace(plan, missing=plan.missing[1:], done=frozenset({earlier}))
+    sweep = Sweep(later)
+    while not sweep.scheduler.over:
+        sweep.succeed()
+    sweep.scheduler.reopen([earlier])
+    assert not sweep.scheduler.over and sweep.tally.done_count == len(plan.planned) - 1
+    assert sweep.succeed() == earlier and sweep.scheduler.over
+
+
+def test_what_follows_from_runs_is_asked_again_when_the_store_did_not_say(store: Store) -> None:
+    few, many = planned(store, "init", replicates=2), planned(store, "init", replicates=4)
+    more = [entry for entry in many.missing if entry.run.replicate >= 2]
+    refuses, told = [True], []
+
+    def grown(ids: Collection[str]) -> Sequence[Planned]:
+        if refuses[0]:
+            raise StoreError("cannot write looks/x")
+        told.extend(ids)
+        return more
+
+    sweep = Sweep(few, grown=grown)
+    done = [sweep.succeed() for _ in few.missing]
+    assert not sweep.scheduler.over and sweep.scheduler.resting(1.0)
+    sweep.scheduler.elsewhere(lambda id: False)
+    refuses[0] = False
+    sweep.scheduler.elsewhere(lambda id: False)
+    assert told == done
+    assert sorted(sweep.succeed() for _ in more) == sorted(entry.id for entry in more)
+    assert sweep.scheduler.over and not sweep.scheduler.stopped
+
+
+def test_a_store_that_does_not_answer_the_driver_ends_a_sweep(plan: Plan) -> None:
+    def grown(ids: Collection[str]) -> Sequence[Planned]:
+        raise StoreError("cannot write looks/x")
+
+    sweep = Sweep(plan, grown=grown)
+    for number in range(schedulers.UNANSWERED):
+        assert not sweep.scheduler.stopped, number
+        if number:
+            sweep.scheduler.elsewhere(lambda id: False)
+        else:
+            sweep.succeed()
+    assert sweep.scheduler.stopped == "the store has not answered for about a minute: cannot write looks/x"
+
+
 def test_runs_that_follow_from_others_are_added(store: Store) -> None:
     few, many = planned(store, "init", replicates=2), planned(store, "init", replicates=4)
     more = [entry for entry in many.missing if entry.run.replicate >= 2]
@@ -389,7 +589,16 @@ class Scene:
 
     def end(self, trial: Any, **happened: Any) -> None:
         finished = dict.fromkeys(trial.config["runs"], 100.0)
-        nothing = {"finished": finished, "failed": {}, "busy": [], "returned": [], "images": 0, "parked": ""}
+        nothing = {
+            "finished": finished,
+            "failed": {},
+            "busy": [],
+            "unstored": {},
+            "withdrawn": [],
+            "returned": [],
+            "images": 0,
+            "parked": "",
+        }
         self.watcher.on_trial_result(0, [], trial, nothing | {"device": ONE} | happened)
         trial.status = Trial.TERMINATED
         self.watcher.on_trial_complete(0, [], trial)
@@ -544,10 +753,38 @@ def test_a_sweep_without_a_device_to_trust_ends(scene: Scene) -> None:
     scene.start(first), scene.start(second)
     for trial, device in ((first, ONE), (second, OTHER)):
         assert not scene.watcher.stopping
-        report = {"finished": {}, "failed": {}, "busy": [], "returned": trial.config["runs"], "images": 0}
+        report = {"finished": {}, "failed": {}, "busy": [], "unstored": {}, "withdrawn": [], "images": 0}
+        report["returned"] = trial.config["runs"]
         scene.watcher.on_trial_result(0, [], trial, report | {"device": device, "parked": "it miscounts"})
         scene.step()
     assert scene.sweep.scheduler.stopped == "no device is left that can be trusted: it miscounts"
+
+
+def test_parked_slots_are_counted_once_when_tune_is_started_afresh(scene: Scene) -> None:
+    for number in range(3):
+        first, second = scene.suggest(), scene.suggest()
+        scene.start(first), scene.start(second)
+        report = {"finished": {}, "failed": {}, "busy": [], "unstored": {}, "withdrawn": [], "images": 0}
+        report["returned"] = first.config["runs"]
+        scene.watcher.on_trial_result(0, [], first, report | {"device": OTHER, "parked": "it miscounts"})
+        scene.end(second)
+        scene.step(100.0)
+        scene.sweep.clock += 100.0
+        assert not scene.watcher.stopping and len(scene.sweep.scheduler.parked) == 1, number
+        scene.watcher.begin()
+        assert scene.sweep.scheduler.trials == 0 and scene.sweep.scheduler.parked == {}
+
+
+def test_what_rests_but_would_not_end_in_time_keeps_nobody_waiting(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(plan, monkeypatch, deadline=150.0)
+    first = scene.suggest()
+    scene.start(first)
+    scene.step(100.0)
+    scene.end(first)
+    second = scene.sweep.scheduler.block("lost")
+    assert second is not None
+    scene.sweep.scheduler.lost("lost", blame=False, message="its node went")
+    assert scene.suggest() == "FINISHED" and scene.watcher.out_of_time
 
 
 def test_a_parked_slot_does_not_keep_tune_from_being_started_afresh(
@@ -556,7 +793,8 @@ def test_a_parked_slot_does_not_keep_tune_from_being_started_afresh(
     monkeypatch.setattr(watchers, "TRIALS_PER_FIT", 2)
     first, second = scene.suggest(), scene.suggest()
     scene.start(first), scene.start(second)
-    report = {"finished": {}, "failed": {}, "busy": [], "returned": first.config["runs"], "images": 0}
+    report = {"finished": {}, "failed": {}, "busy": [], "unstored": {}, "withdrawn": [], "images": 0}
+    report["returned"] = first.config["runs"]
     scene.watcher.on_trial_result(0, [], first, report | {"device": OTHER, "parked": "it miscounts"})
     assert not scene.watcher.ending
     scene.end(second)

@@ -22,8 +22,11 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.plan import plan
 from orchestrator.store import FAILURE_SCHEMA, RECORD_SCHEMA, Store, StoreError, open_store
+from orchestrator.store.files import Entry
 from orchestrator.store.local import LocalFiles
+from protocols import load_protocol
 from protocols.errors import UserError
 from tests import factory
 from tests.store_contract import StoreContract
@@ -299,6 +302,21 @@ def test_a_disk_that_cannot_be_read_does_not_make_records_corrupt(
             read()
     monkeypatch.undo()
     assert fresh.finished() == {fake.run.id}
+
+
+def test_planning_lists_the_records_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20,000 records a listing is 20 requests to S3."""
+    factory.fill(store, factory.plan(sources=["init"], replicates=2))
+    listed: list[str] = []
+    entries = LocalFiles.entries
+
+    def list_(self: LocalFiles, folder: str, prefix: str = "") -> list[Entry]:
+        listed.append(folder)
+        return entries(self, folder, prefix)
+
+    monkeypatch.setattr(LocalFiles, "entries", list_)
+    assert plan(load_protocol("quickstart-tiny"), store).unplanned == 2
+    assert listed.count("records") == 1
 
 
 # Opening

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from orchestrator.plan import Plan
-from orchestrator.store import Store
+from orchestrator.store import Store, StoreError
 from orchestrator.store.leases import Leases, sweeping
 from orchestrator.supervisor import Event, Job, Supervisor
 from tests.fakes import planned, runs_of
@@ -157,17 +157,64 @@ def test_a_run_is_attempted_once_and_the_next_one_trained(store: Store, supervis
     assert store.live()["id"].to_pylist() == []
 
 
-def test_a_store_that_fails_fails_the_run(
+def test_a_store_that_fails_in_the_process_fails_no_run(
+    store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    todo = jobs(planned(store, "init", replicates=2), "init")
+    failures = Path(store.url, "failures")
+    failures.write_text("in the way")
+    supervisor = supervise()
+    events = list(supervisor.train(todo[:1]))
+    assert kinds(events) == ["unstored"] and f"{store.url}/failures" in events[-1].message
+    failures.unlink()
+    assert kinds(list(supervisor.train(todo))) == ["done", "done"]
+    assert len(store.failures()) == 0
+
+
+def test_a_failure_that_cannot_be_kept_is_told(
     store: Store, supervise: Supervise, mischief: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0,))
+    (job,) = jobs(planned(store, "init", replicates=1), "init")
+    (mischief / "raise-0").touch()
+    supervisor = supervise()
+    monkeypatch.setattr(supervisor._store, "fail", refusing(99))
+    (event,) = [event for event in supervisor.train([job]) if event.kind == "failed"]
+    assert event.outcome == "error" and event.message.endswith("; and of that nothing could be kept: no network")
+
+
+def refusing(times: int, then: Callable[..., Any] = lambda *arguments: None) -> Callable[..., Any]:
+    """What a store does that is away for so many tries."""
+    left = [times]
+
+    def refuse(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise StoreError("no network")
+        return then(*arguments)
+
+    return refuse
+
+
+@pytest.mark.parametrize("what", ["has", "claim", "canaries", "put_canary"])
+@pytest.mark.parametrize("times", [3, 4])
+def test_a_store_that_is_away_fails_no_run(
+    store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch, what: str, times: int
+) -> None:
+    """It has a while to come back; then the run is given back untried, and the next one follows."""
+    monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     todo = jobs(planned(store, "init", replicates=2), "init")
-    (mischief / "raise-0-always").touch()
-    Path(store.url, "failures").write_text("in the way")
-    events = [event for event in supervise().train(todo) if event.kind == "failed"]
-    assert [event.id for event in events] == [job.run.id for job in todo]
-    assert all(event.outcome == "error" for event in events)
-    assert all(f"{store.url}/failures" in event.message for event in events)
+    with sweeping(store) as sweep:
+        supervisor = supervise(sweep=sweep.id, gpus=1.0)
+        owner = supervisor._leases if what == "claim" else supervisor._store
+        monkeypatch.setattr(owner, what, refusing(times, getattr(owner, what)))
+        events = list(supervisor.train(todo))
+        assert kinds(events) == ["done" if times == 3 else "unstored", "done"]
+        if times == 4:
+            assert next(event.message for event in events if event.kind == "unstored") == "no network"
+            assert kinds(list(supervisor.train(todo[:1]))) == ["done"]
+    assert len(store.failures()) == 0
 
 
 def test_a_process_that_is_asked_to_end_saves_a_checkpoint_and_fails_no_run(
@@ -252,16 +299,31 @@ def test_a_run_that_another_sweep_has_just_done_is_not_trained(
         assert supervisor._child is None and not leased(store, job)
 
 
-def test_a_lease_is_given_back_when_a_slot_is_stopped(store: Store, supervise: Supervise, mischief: Path) -> None:
+def running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_lease_is_given_back_when_a_slot_is_stopped(
+    store: Store, supervise: Supervise, mischief: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once its process has ended."""
     (job,) = jobs(planned(store, "init", replicates=1), "init")
     (mischief / "hang-0").touch()
     with sweeping(store) as sweep:
-        events = supervise(sweep=sweep.id).train([job], tick=0.1)
+        supervisor = supervise(sweep=sweep.id)
+        events = supervisor.train([job], tick=0.1)
         while next(events).kind != "epoch":
             pass
         assert leased(store, job)
+        pid, alive = supervisor._child.pid, []
+        release = supervisor._leases.release
+        monkeypatch.setattr(supervisor._leases, "release", lambda id: (alive.append(running(pid)), release(id)))
         events.close()
-        assert not leased(store, job)
+        assert not leased(store, job) and alive == [False], "the process still trained what another sweep could claim"
 
 
 # Logs
@@ -350,7 +412,7 @@ SUPERVISOR = """
 import sys
 from orchestrator.store import open_store
 from orchestrator.supervisor import Supervisor
-from orchestrator.worker import Settings
+from orchestrator.context import Settings
 from tests.fakes import planned
 from tests.test_supervisor import jobs
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from orchestrator import catalog, provenance, records, retrying, worker
+from orchestrator.context import OtherHardware, RunContext, Settings
 from orchestrator.store import RECORD_SCHEMA, Spool, Store, StoreError, open_store
-from orchestrator.worker import OtherHardware, RunContext, Settings, execute
+from orchestrator.worker import execute
 from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted
 from protocols.digest import digest
 from protocols.perturbation import Perturbation

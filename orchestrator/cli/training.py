@@ -183,7 +183,11 @@ def run(
         click.echo(f"Interrupted with {_progress(result)}; the same command again resumes.", err=True)
         return INTERRUPTED
     compact_many(store)
-    publish(study, study.plan(store), store)
+    after = study.plan(store)
+    publish(study, after, store)
+    # The store has the last word: records may have been withdrawn since they were counted.
+    done = len(after.planned) - len(after.missing)
+    result = dataclasses.replace(result, planned=len(after.planned), done=done)
     click.echo(f"\n{_verdict(result)}")
     if result.complete:
         return 0
@@ -260,12 +264,15 @@ def prioritised(protocol: Protocol, first: Sequence[str]) -> Protocol:
 
 
 def chosen(plan: Plan, store: Store, retry: str) -> Plan:
-    """The plan with fewer missing runs: those with a failed attempt (``failed``), or those without one (``none``)."""
+    """The plan with fewer missing runs: those with a failed attempt (``failed``), or those without one (``none``).
+
+    With ``failed`` its cells do not grow either: the looks that are due wait for a launch that trains what they grant.
+    """
     if retry == "all":
         return plan
     failed = set(store.failures()["id"].to_pylist())
     missing = tuple(entry for entry in plan.missing if (entry.id in failed) == (retry == "failed"))
-    return dataclasses.replace(plan, missing=missing)
+    return dataclasses.replace(plan, missing=missing, growing=() if retry == "failed" else plan.growing)
 
 
 def _left_out(plan: Plan, retry: str) -> str:

@@ -99,10 +99,14 @@ class Blocks:
         """How many runs are in no block, those held back included."""
         return sum(counts.total() for counts in self._counts.values()) + len(self._held)
 
-    @property
-    def resting(self) -> bool:
-        """Whether runs are held back."""
-        return bool(self._held)
+    def resting(self, within: float = math.inf) -> bool:
+        """Whether runs are held back that would fit in once their time has come.
+
+        Args:
+            within: seconds from now.
+        """
+        now = self._clock()
+        return any(self._size(planned.run, within - max(at - now, 0.0)) for at, _, planned in self._held)
 
     def add(self, runs: Iterable[Planned]) -> None:
         """Add runs to the end of their cells."""

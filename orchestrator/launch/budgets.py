@@ -1,7 +1,8 @@
 """How often a run is tried again: every kind of failure has a budget of its own.
 
 What is no failure of the run costs nothing and never comes here: its node or its slot went away, it was preempted,
-someone stopped the sweep, or another sweep trains it.
+someone stopped the sweep, another sweep trains it, the store did not answer, or the hardware is of another class than
+its group's.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ class Budgets:
         self._errors = errors
         self._used: dict[str, Counter[str]] = {}
 
-    def after(self, id: str, outcome: str, refused: bool = False) -> Next:
+    def after(self, id: str, outcome: str) -> Next:
         """What follows a failed attempt, which is counted.
 
         Args:
             id: the run's.
             outcome: of the attempt: ``out_of_memory``, ``error``, ``timeout`` or ``hardware``.
-            refused: whether the run was not tried at all, because its group belongs to other hardware.
 
         Returns:
             ``again``: in a fresh process, anywhere; ``elsewhere``: on another device; ``over``: its budget is used up.
@@ -43,7 +43,7 @@ class Budgets:
         kind = "error" if outcome == "timeout" else outcome
         used = self._used.setdefault(id, Counter())
         used[kind] += 1
-        if kind == "hardware" or refused:
+        if kind == "hardware":
             return "elsewhere" if used[kind] <= HARDWARE_RETRIES else "over"
         allowed = OUT_OF_MEMORY_RETRIES if kind == "out_of_memory" else self._errors
         return "again" if used[kind] <= allowed else "over"

@@ -21,7 +21,7 @@ from typing import Any
 from ray import tune
 from rich.console import Console
 
-from orchestrator import catalog
+from orchestrator import canary, catalog
 from orchestrator.adaptive import Looking
 from orchestrator.context import Settings
 from orchestrator.launch import cluster as clusters
@@ -36,7 +36,8 @@ from orchestrator.launch.tally import Tally
 from orchestrator.launch.trainable import Slot
 from orchestrator.launch.watcher import TRIALS_PER_FIT, Stopper, Watcher
 from orchestrator.plan import Plan, Planned
-from orchestrator.store import Store
+from orchestrator.retrying import patiently
+from orchestrator.store import Store, StoreError
 from orchestrator.store.leases import sweeping
 from protocols.run import Run
 
@@ -59,7 +60,8 @@ class Result:
     interrupted: bool
     """Whether a signal stopped it; the same command again resumes."""
     stopped: str = ""
-    """Why it was given up, in words: every run failed alike, or no device is to be trusted. Empty if it was not."""
+    """Why it was given up, in words: every run failed alike, no device is to be trusted, the store has not answered.
+    Empty if it was not."""
     out_of_time: bool = False
     """Whether the time budget ended it; the same command again resumes."""
     left: float = 0.0
@@ -129,7 +131,7 @@ def sweep(
             for trainer in trainers:
                 catalog.require(trainer)
             # One canary for all devices of this sweep and, as a rule, of later ones.
-            canary = next(planned.run.control for planned in plan.planned if planned.run.trainer in trainers)
+            control = next(planned.run.control for planned in plan.planned if planned.run.trainer in trainers)
             _set_aside(plan, store, console)
             # Once more inside, because Ray sets a handler of its own when it connects.
             with (
@@ -148,7 +150,7 @@ def sweep(
                     sweep=lease.id,
                     lease_seconds=lease_seconds,
                     memory_limit=memory_per_run or None,
-                    canary=canary.specification,
+                    canary=control.specification,
                 )
                 largest = clusters.most(gpus_per_run) if joined else None
 
@@ -176,14 +178,15 @@ def sweep(
                         tally,
                         say=display.say,
                         bar=keeper.bar,
-                        grown=looking.after,
+                        grown=lambda ids: patiently(lambda: looking.after(ids)),
+                        planned=plan.planned,
                     )
                     watcher = Watcher(
                         scheduler,
                         display,
                         room=room,
                         gate=keeper.set,
-                        has=store.has,
+                        has=lambda id: patiently(lambda: store.has(id)),
                         interrupted=interrupted,
                         deadline=began + time_budget,
                     )
@@ -196,6 +199,8 @@ def sweep(
                     }
                     while not scheduler.over and not watcher.stopping:
                         _fit(parameters, watcher, _share(gpus_per_run, memory_per_run))
+                        if gpus_per_run and scheduler.over:
+                            _settle(store, scheduler)
                 stopped, out_of_time = scheduler.stopped, watcher.out_of_time
                 left = scheduler.remaining() / max(1, watcher.slots)
     return Result(
@@ -208,6 +213,16 @@ def sweep(
         left=left,
         seconds=time.monotonic() - began,
     )
+
+
+def _settle(store: Store, scheduler: Scheduler) -> None:
+    """Find out devices that were wrong though nothing was known against them when they trained their last run."""
+    try:
+        for device, sentence, withdrawn in canary.settle(store):
+            scheduler.distrust(device, sentence)
+            scheduler.reopen(withdrawn)
+    except StoreError as error:
+        scheduler.stopped = f"it cannot be told whether every device is to be trusted: {error}"
 
 
 def _share(gpus_per_run: float, memory_per_run: int) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What becomes of every run of a sweep: handed out in blocks, tried again, given up, or left to another sweep.
 
-Plain bookkeeping, without Ray and without a store: the driver tells it what happened and asks it what is next.
+Plain bookkeeping, without Ray and without a store: the driver tells it what happened and asks it what is next. What it
+is given to call may ask the store, and may be let down by it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from orchestrator.launch.budgets import Budgets
 from orchestrator.launch.jobs import configuration
 from orchestrator.launch.tally import Tally
 from orchestrator.plan import Planned
+from orchestrator.store import StoreError
 
 ALIKE = 3
 """If the first so many runs fail alike, and none is done, the sweep stops. Refused runs do not count: other machines of
 the cluster may train the rest."""
 
 IN_A_ROW = 4
-"""After so many failures in a row on one device, of different runs, while another device has none, it gets no more."""
+"""After so many failures in a row on one device, of runs that another device then trained, it gets no more. A run that
+nobody can train says nothing against a device, however many of its kind there are."""
 
 LOSSES = 10
 """How often a run's slot may die, on a node that lives, without a finished epoch in between. Then it is the run."""
@@ -34,7 +37,12 @@ HOLD_SECONDS = 2.0
 LONGEST_HOLD_SECONDS = 15.0
 
 SHUNNED = 3
-"""How often a run that failed comes back untried from the device it failed on, before that device may have it."""
+"""How often a run comes back untried from a device that it is to avoid, before that device may have it after all: about
+half a minute. Not where hardware failed, or where others are known that may train it and this one trains nothing."""
+
+UNANSWERED = 5
+"""How often in a row the store may leave one run, or the driver, without an answer: about a minute, since every time it
+was asked several times over."""
 
 _PARTICULARS = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
 """What differs between messages that say the same: ids and numbers."""
@@ -71,7 +79,9 @@ class Scheduler:
         tally: is told what happens.
         say: prints a line that stays.
         bar: has a device train no more blocks: (device, reason).
-        grown: the runs that follow from the end of others: adaptive replicates.
+        grown: the runs that follow from the end of others: adaptive replicates. It may raise StoreError, and is asked
+            again, with the same ids.
+        planned: all runs of the plan, of which records may turn out to be wrong.
     """
 
     def __init__(
@@ -85,8 +95,10 @@ class Scheduler:
         say: Callable[[str], None] = lambda text: None,
         bar: Callable[[str, str], None] = lambda device, reason: None,
         grown: Callable[[Collection[str]], Sequence[Planned]] = lambda ids: (),
+        planned: Iterable[Planned] = (),
     ) -> None:
-        self._open = {planned.id: planned for planned in missing}
+        self._open = {entry.id: entry for entry in missing}
+        self._all = {entry.id: entry for entry in planned} | self._open
         self._blocks = blocks
         self._durations = durations
         self._budgets = budgets
@@ -99,10 +111,15 @@ class Scheduler:
         self._busy: set[str] = set()
         self._succeeded = False
         self._alike: dict[str, dict[str, str]] = {}  # message without particulars -> run -> device
-        self._rows: dict[str, set[str]] = {}  # trusted device -> runs that failed on it since it last had a success
+        # Trusted device -> runs that failed on it since its last success -> whether another has trained them since.
+        self._rows: dict[str, dict[str, bool]] = {}
+        self._refusing: dict[tuple[str, str], list[str]] = {}  # cell -> devices that are of another class
         self._barred: set[str] = set()
         self._losses: Counter[str] = Counter()
         self._broken = 0
+        self._ended: list[str] = []  # runs of which is not known yet what follows from them
+        # How often in a row the store left runs without an answer, and the driver, named by the empty text.
+        self._unanswered: Counter[str] = Counter()
         self.parked: dict[str, str] = {}
         """Trials whose slots train no more, and why."""
         self.stopped = ""
@@ -111,7 +128,7 @@ class Scheduler:
     @property
     def over(self) -> bool:
         """Whether every run has come to an end."""
-        return not self._open
+        return not self._open and not self._ended
 
     @property
     def trials(self) -> int:
@@ -123,10 +140,9 @@ class Scheduler:
         """Whether a run is in a block on a slot that trains."""
         return any(block.left for trial, block in self._trials.items() if trial not in self.parked)
 
-    @property
-    def resting(self) -> bool:
-        """Whether runs are held back for a while."""
-        return self._blocks.resting
+    def resting(self, within: float) -> bool:
+        """Whether something is waited for that may be trained within so many seconds."""
+        return bool(self._ended) or self._blocks.resting(within)
 
     def slots(self, count: int) -> None:
         """So many runs train side by side now."""
@@ -191,6 +207,12 @@ class Scheduler:
             self._trials.pop(trial)
             self._release(block, HOLD_SECONDS)
 
+    def restarted(self) -> None:
+        """No slot is left, and those to come may have other devices."""
+        for trial in list(self._trials):
+            self.ended(trial)
+        self.shrunk()
+
     # What slots report
 
     def report(self, trial: str, result: Mapping[str, Any]) -> None:
@@ -198,10 +220,14 @@ class Scheduler:
         block = self._trials[trial]
         block.device = result["device"]
         if block.device not in self._barred:
-            self._rows.setdefault(block.device, set())
+            self._rows.setdefault(block.device, {})
+            if len(self._rows) > self._blocks.slots:
+                self.shrunk()
         self._tally.seen(result["images"])
         if result["images"] and block.left:
-            self._losses.pop(next(iter(block.left)), None)
+            under_way = next(iter(block.left))
+            self._losses.pop(under_way, None)
+            self._unanswered.pop(under_way, None)
         for id, seconds in result["finished"].items():
             block.left.pop(id, None)
             self.done(id, seconds, block.device)
@@ -212,12 +238,17 @@ class Scheduler:
             if planned := block.left.pop(id, None):
                 self._busy.add(id)
                 self._rest(planned)
+        for id, message in result["unstored"].items():
+            if planned := block.left.pop(id, None):
+                self._unheard(id, message)
+                self._rest(planned)
         for id in result["returned"]:
             if planned := block.left.pop(id, None):
                 self._rest(planned)
         if result["parked"] and trial not in self.parked:
             self.parked[trial] = result["parked"]
-            self._distrust(block.device, result["parked"])
+            self.distrust(block.device, result["parked"])
+        self.reopen(result["withdrawn"])
         self._show(block)
 
     def done(self, id: str, seconds: float | None = None, device: str = "") -> None:
@@ -229,38 +260,82 @@ class Scheduler:
             self._durations.learn(planned.run, seconds)
             self._succeeded = True
             self._broken = 0
+            self._unanswered.clear()
             if device in self._rows:
                 self._rows[device].clear()
+            self._trained(id)
         self._tally.done(id, seconds, device or None)
         self._close(planned)
 
+    def reopen(self, ids: Iterable[str]) -> None:
+        """Some runs' records were wrong and have been moved away: those of the plan are trained again."""
+        for id in ids:
+            if id in self._all and id not in self._open:
+                self._open[id] = self._all[id]
+                self._tally.undone(id)
+                self._blocks.put_back(self._all[id])
+
+    def distrust(self, device: str, reason: str) -> None:
+        """Have a device train no more."""
+        self._rows.pop(device, None)
+        if device not in self._barred:
+            self._barred.add(device)
+            self._say(f"{device} trains no more: {reason}")
+            self._bar(device, reason)
+
     def shrunk(self) -> None:
-        """Nodes have left: only devices that train at the moment are known to be there."""
+        """Slots have left: only devices that train at the moment are known to be there."""
         there = {block.device for block in self._trials.values()}
         self._rows = {device: failed for device, failed in self._rows.items() if device in there}
 
     def elsewhere(self, has: Callable[[str], bool]) -> None:
-        """Look for the records of runs that other sweeps are training."""
-        for id in [id for id in self._busy if has(id)]:
-            self.done(id)
+        """Look for the records of runs that other sweeps are training, and for what the store could not say before."""
+        try:
+            for id in [id for id in self._busy if has(id)]:
+                self.done(id)
+            self._grow()
+        except StoreError as error:
+            self._unheard("", error)
+        else:
+            self._unanswered.pop("", None)
 
     # In detail
 
     def _failed(self, planned: Planned, device: str, outcome: str, message: str, refused: bool) -> None:
-        if not refused:
-            self._look_for_a_cause(planned.id, device, message)
-        then = self._budgets.after(planned.id, outcome, refused)
         rest = self._rests.setdefault(planned.id, _Rest())
+        if refused:
+            self._refused(planned, device, message)
+            return
+        self._look_for_a_cause(planned.id, device, message)
+        then = self._budgets.after(planned.id, outcome)
         rest.avoid = list(dict.fromkeys([*rest.avoid, device]))
         rest.strictly, rest.times = then == "elsewhere", 0
-        if then == "over" or (refused and set(self._rows) <= set(rest.avoid)):
+        if then == "over":
             self._give_up(planned, message)
         else:
             self._tally.again(planned.id)
             self._rest(planned)
 
+    def _refused(self, planned: Planned, device: str, message: str) -> None:
+        """A device is of another class than a run's group, as others may be that have not been heard of yet."""
+        refusing = self._refusing.setdefault((planned.group, planned.source), [])
+        if device not in refusing:
+            refusing.append(device)
+        elsewhere = set(self._rows) - set(refusing)
+        if not elsewhere and (self._all_seen or self._rests[planned.id].times > SHUNNED):
+            self._give_up(planned, message)
+        else:
+            self._tally.again(planned.id)
+            self._rest(planned)
+
+    @property
+    def _all_seen(self) -> bool:
+        """Whether no slot can have a device that has not been heard of. Where several share one nobody knows."""
+        parked = {self._trials[trial].device for trial in self.parked}
+        return len(self._rows.keys() | parked) >= self._blocks.slots
+
     def _look_for_a_cause(self, id: str, device: str, message: str) -> None:
-        """Blame the study, or the device, if too much fails."""
+        """Blame the study, if too much fails; and take note of what may be the device's fault."""
         if not self._succeeded:
             self._alike.setdefault(_PARTICULARS.sub("#", message), {})[id] = device
             (alike, *others) = self._alike.values()
@@ -269,28 +344,39 @@ class Scheduler:
             if enough and not others:
                 self.stopped = f"every run failed alike: {message}"
         if device in self._rows:
-            row = self._rows[device]
-            row.add(id)
-            if len(row) >= IN_A_ROW and any(not failed for other, failed in self._rows.items() if other != device):
-                self._distrust(device, f"{len(row)} runs in a row failed on it, the last with: {message}")
+            self._rows[device][id] = False
 
-    def _distrust(self, device: str, reason: str) -> None:
-        """Have a device train no more."""
-        self._rows.pop(device, None)
-        if device not in self._barred:
-            self._barred.add(device)
-            self._say(f"{device} trains no more: {reason}")
-            self._bar(device, reason)
+    def _trained(self, id: str) -> None:
+        """A run was trained here; it may have failed on other devices before."""
+        for device in self._rests[id].avoid if id in self._rests else ():
+            row = self._rows.get(device, {})
+            if id in row:
+                row[id] = True
+                if (count := sum(row.values())) >= IN_A_ROW:
+                    self.distrust(device, f"{count} runs in a row failed on it that other devices then trained")
 
     def _shunned(self, block: Sequence[Planned]) -> dict[str, list[str]]:
         """For each run the devices that are not to have it, as long as there are others."""
         avoid = {}
         for planned in block:
-            rest = self._rests.get(planned.id)
-            if rest and rest.avoid and not set(self._rows) <= set(rest.avoid):
-                if rest.strictly or rest.times <= SHUNNED:
-                    avoid[planned.id] = rest.avoid
+            rest = self._rests.get(planned.id, _Rest())
+            refusing = self._refusing.get((planned.group, planned.source), [])
+            wary = rest.times <= SHUNNED
+            shunned = list(dict.fromkeys([*refusing, *rest.avoid]))
+            if set(self._rows) <= set(shunned):
+                shunned = refusing if wary and not self._all_seen else []
+            else:
+                strict = rest.strictly or wary
+                shunned = [each for each in shunned if strict or each in refusing or self._rows.get(each)]
+            if shunned:
+                avoid[planned.id] = shunned
         return avoid
+
+    def _unheard(self, who: str, message: object) -> None:
+        """The store did not answer: a run, which costs it nothing, or the driver."""
+        self._unanswered[who] += 1
+        if self._unanswered[who] >= UNANSWERED and not self.stopped:
+            self.stopped = f"the store has not answered for about a minute: {message}"
 
     def _rest(self, planned: Planned) -> None:
         """Hand a run out again in a while."""
@@ -319,11 +405,24 @@ class Scheduler:
         self._rests.pop(id, None)
         self._losses.pop(id, None)
         self._budgets.forget(id)
-        more = [planned for planned in self._grown([id]) if planned.id not in self._open]
-        if more:
-            self._tally.added(more)
-            self._blocks.add(more)
-            self._open |= {planned.id: planned for planned in more}
+        waiting = bool(self._ended)
+        self._ended.append(id)
+        if not waiting:  # Else the store has just not answered, and is asked again in a while.
+            try:
+                self._grow()
+            except StoreError as error:
+                self._unheard("", error)
+
+    def _grow(self) -> None:
+        """Add what follows from the runs that have ended."""
+        if self._ended:
+            more = [planned for planned in self._grown(self._ended) if planned.id not in self._all]
+            self._ended = []
+            if more:
+                self._tally.added(more)
+                self._blocks.add(more)
+                self._open |= {planned.id: planned for planned in more}
+                self._all |= {planned.id: planned for planned in more}
 
     def _show(self, block: _Block) -> None:
         """Tell the tally which run of a block is under way."""

@@ -80,8 +80,9 @@ class Tally:
         """
         self._pass()
         if id not in self._running:
-            self._running[id] = self._clock(), device
             self._cell[id].running += 1
+        since, known = self._running.get(id, (self._clock(), ""))
+        self._running[id] = since, known or device
 
     def idle(self, id: str) -> None:
         """A run is not being trained any more, and has not come to an end."""
@@ -117,6 +118,12 @@ class Tally:
         if seconds is not None:
             self.took(id, seconds, known if device is None else device)
         return True
+
+    def undone(self, id: str) -> None:
+        """A run's record is gone: it is to be trained again."""
+        if id in self._done:
+            self._done.discard(id)
+            self._cell[id].done -= 1
 
     def took(self, id: str, seconds: float, device: str = "") -> None:
         """A done run took so long; for runs of which that was not said when they were done."""

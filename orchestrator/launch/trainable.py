@@ -25,7 +25,9 @@ class Slot(Trainable):
     - ``finished``: id -> seconds, None for a record that was there already
     - ``failed``: id -> [outcome, message, refused] of an attempt that left no record, see :class:`Event`
     - ``busy``: ids that another sweep is training
+    - ``unstored``: id -> message of a run that was not tried or not committed, because the store did not answer
     - ``parked``: why the slot's device is not to be trusted; empty while it is
+    - ``withdrawn``: ids of runs, of whatever block, whose records were moved away because the device is wrong
     - ``returned``: ids of the block that were not tried, for that reason or because they avoid this device
     - ``images``: training images seen
     - ``device``: the host and its device
@@ -68,6 +70,8 @@ class Slot(Trainable):
         finished: dict[str, float | None] = {}
         failed: dict[str, list[Any]] = {}
         busy: list[str] = []
+        unstored: dict[str, str] = {}
+        withdrawn: list[str] = []
         returned, self._returned = self._returned, []
         images = 0
         over = False
@@ -84,8 +88,11 @@ class Slot(Trainable):
                     failed[event.id] = [event.outcome, event.message, event.refused]
                 case "busy":
                     busy.append(event.id)
+                case "unstored":
+                    unstored[event.id] = event.message
                 case "parked":
                     self._parked, returned = event.message, [*returned, *self._left]
+                    withdrawn = list(event.withdrawn)
                     self._supervisor.close()
                 case _:
                     continue
@@ -97,6 +104,8 @@ class Slot(Trainable):
             "finished": finished,
             "failed": failed,
             "busy": busy,
+            "unstored": unstored,
+            "withdrawn": withdrawn,
             "returned": returned,
             "images": images,
             "device": self._device,
@@ -105,5 +114,7 @@ class Slot(Trainable):
 
     def cleanup(self) -> None:
         """End the training process, and give back the lease of the run under way."""
-        self._events.close()
-        self._supervisor.close()
+        # The process first, before another sweep can begin its run. A slot that could not be set up has neither.
+        for own in (vars(self).get("_supervisor"), vars(self).get("_events")):
+            if own is not None:
+                own.close()

@@ -103,7 +103,8 @@ class Watcher(tune.Callback):
         return self.stopping or self._scheduler.over or idle
 
     def begin(self) -> None:
-        """Tune is started, afresh."""
+        """Tune is started, afresh, with slots of its own."""
+        self._scheduler.restarted()
         self._suggested = 0
         self._waited_in_vain = False
         self._closed_at = time.monotonic()
@@ -126,7 +127,7 @@ class Watcher(tune.Callback):
         block = self._scheduler.block(trial, left)
         if block is not None:
             self._suggested += 1
-        elif left < math.inf and not self._scheduler.training and not self._scheduler.resting:
+        elif left < math.inf and not self._scheduler.training and not self._scheduler.resting(left):
             self.out_of_time = True  # Nothing that is left would end in time.
             raise Over
         return block

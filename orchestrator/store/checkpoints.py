@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ Tensors = Mapping[str, NDArray[Any]]
 
 _WEIGHTS = "tensors/"
 
+_HEADER = 100_000_000
+"""Bytes that the header of a safetensors file may have."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
@@ -38,16 +41,19 @@ class Reference:
     """(test examples,)"""
     fingerprint: str
     """Of the machine and libraries: a difference under another one is not the bit's."""
+    devices: tuple[str, ...] = ()
+    """Those that had a part in it, as :func:`orchestrator.devices.place` names them."""
 
 
-def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The file of a checkpoint."""
+def encode_checkpoint(checkpoint: Checkpoint, devices: Sequence[str] = ()) -> bytes:
+    """The file of a checkpoint, and of what devices had a part in it."""
     state = {
         "epochs": checkpoint.epochs,
         "history": [epoch_values(epoch) for epoch in checkpoint.history],
         "first_step_digest": checkpoint.first_step_digest,
         "initial_digest": checkpoint.initial_digest,
         "fingerprint": checkpoint.fingerprint,
+        "devices": list(devices),
     }
     return _encode({"losses": checkpoint.losses, **_prefixed(checkpoint.tensors)}, state)
 
@@ -72,7 +78,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint | None:
 def encode_reference(reference: Reference) -> bytes:
     """The file of a reference."""
     arrays = {"losses": reference.losses, "predictions": reference.predictions}
-    return _encode({**arrays, **_prefixed(reference.weights)}, {"fingerprint": reference.fingerprint})
+    state = {"fingerprint": reference.fingerprint, "devices": list(reference.devices)}
+    return _encode({**arrays, **_prefixed(reference.weights)}, state)
 
 
 def decode_reference(data: bytes) -> Reference | None:
@@ -86,7 +93,17 @@ def decode_reference(data: bytes) -> Reference | None:
         losses=tensors["losses"],
         predictions=tensors["predictions"],
         fingerprint=state["fingerprint"],
+        devices=tuple(state.get("devices", ())),
     )
+
+
+def decode_devices(source: BinaryIO) -> tuple[str, ...]:
+    """What devices had a part in a checkpoint or a reference; reads the beginning of its file."""
+    try:
+        header = json.loads(source.read(min(int.from_bytes(source.read(8), "little"), _HEADER)))
+        return tuple(map(str, json.loads(header["__metadata__"]["state"]).get("devices", ())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
 
 
 def encode_kept(tensors: Tensors) -> bytes:

@@ -8,11 +8,11 @@ overlap are merely larger than need be, until the next compaction.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.store import parts
+from orchestrator.store.files import Entry, leftovers
 from orchestrator.store.parts import Part
 from orchestrator.store.records import Records
 from orchestrator.store.schema import SHORT_COLUMNS
@@ -22,8 +22,6 @@ ROWS = 10_000
 
 Report = Callable[[int, int], None]
 """Is told how many of how many have been gone through."""
-
-_DAY = 86_400 * 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +101,10 @@ def _same(store: Records, candidates: list[Part | None], keys: list[parts.Key]) 
 
 def _tidy(store: Records, known: set[str]) -> None:
     """Delete what compactions left that were killed before their part was there."""
-    for entry in store.files.entries(parts.FOLDER):
+
+    def is_orphan(entry: Entry) -> bool:
         name = parts.part_of(entry.name)
-        orphan = name is not None and name not in known and not parts.is_part(entry.name)
-        if orphan and entry.modified < time.time_ns() - _DAY:
-            store.files.delete(f"{parts.FOLDER}/{entry.name}")
+        return name is not None and name not in known and not parts.is_part(entry.name)
+
+    for entry in leftovers(store.files, filter(is_orphan, store.files.entries(parts.FOLDER))):
+        store.files.delete(f"{parts.FOLDER}/{entry.name}")

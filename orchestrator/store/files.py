@@ -6,6 +6,8 @@ Paths are relative to the store and use ``/``; there is one level of folders. :m
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +20,8 @@ MARKER = "store.json"
 
 TEMPORARY = "tmp"
 """Where files are written before they are moved into place, if they need to be."""
+
+_DAY = 86_400 * 10**9
 
 
 class StoreError(UserError):
@@ -101,3 +105,33 @@ class Files(Protocol):
 
     def probe(self) -> None:
         """Find out about :attr:`exclusive`, in a place that can be written."""
+
+    def hurried(self, seconds: float) -> Files:
+        """The same files, for what is better not done than late: nothing is asked twice, nor longer for than this.
+
+        A file system gives no choice in this, so a local place ignores it.
+        """
+
+
+def now(files: Files) -> int:
+    """The time by the clock of the place, which may be another than this machine's: nanoseconds since 1970.
+
+    Raises:
+        StoreError: the place cannot be written, or loses what is written to it.
+    """
+    path = f"{TEMPORARY}/clock-{uuid.uuid4().hex}"
+    files.put(path, b"", durable=False)
+    entry = files.stat(path)
+    files.delete(path)
+    if entry is None:
+        raise StoreError(f"store {files.url} did not give back what was written to {TEMPORARY}/")
+    return entry.modified
+
+
+def leftovers(files: Files, entries: Iterable[Entry]) -> list[Entry]:
+    """Those that have not changed for a day: whoever began them is not at it any more."""
+    found = list(entries)
+    if not found:
+        return []
+    before = now(files) - _DAY
+    return [entry for entry in found if entry.modified < before]

@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.store.files import TEMPORARY, StoreError
+from orchestrator import processes
+from orchestrator.store.files import Files, StoreError, now
 from orchestrator.store.records import record_path
 from orchestrator.store.store import Store
 
@@ -53,8 +54,9 @@ class Sweep:
 def sweeping(store: Store, *, seconds: float = 60.0) -> Iterator[Sweep]:
     """Be a sweep that others see, inside the ``with`` block.
 
-    A daemon thread writes the heartbeat every quarter of ``seconds``. While the store cannot be reached it goes on
-    trying: whether the sweep does is not for the heartbeat to decide.
+    A daemon thread writes the heartbeat every quarter of ``seconds``. A request that hangs is given up after as long:
+    the next one comes in time. While the store cannot be reached it goes on trying: whether the sweep does is not for
+    the heartbeat to decide.
 
     Raises:
         StoreError: the first heartbeat cannot be written.
@@ -63,25 +65,25 @@ def sweeping(store: Store, *, seconds: float = 60.0) -> Iterator[Sweep]:
         id=uuid.uuid4().hex,
         host=_host(),
         pid=os.getpid(),
-        started=_started(os.getpid()) or "",
+        started=processes.began(os.getpid()) or "",
         since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         command=shlex.join(sys.argv),
         seconds=seconds,
     )
     ended = threading.Event()
-    files, path = store.files, _sweep(sweep.id)
+    path = _sweep(sweep.id)
 
-    def beat(count: int) -> None:
+    def beat(files: Files, count: int) -> None:
         files.put(path, _encoded({**asdict(sweep), "heartbeat": count}), durable=False)
 
     def live() -> None:
-        count = 0
+        count, hurried = 0, store.files.hurried(seconds / 4)
         while not ended.wait(seconds / 4):
             count += 1
             with contextlib.suppress(StoreError):
-                beat(count)
+                beat(hurried, count)
 
-    beat(0)
+    beat(store.files, 0)
     thread = threading.Thread(target=live, name="heartbeat", daemon=True)
     thread.start()
     try:
@@ -90,7 +92,7 @@ def sweeping(store: Store, *, seconds: float = 60.0) -> Iterator[Sweep]:
         ended.set()
         thread.join(_JOIN_SECONDS)
         with contextlib.suppress(StoreError):  # Without it the claims go stale a little later.
-            files.delete(path)
+            store.files.delete(path)
 
 
 class Leases:
@@ -170,17 +172,8 @@ class Leases:
         if ended_here(sweep):
             return False
         seconds = sweep.get("seconds")
-        return self._now() - entry.modified <= 10**9 * (seconds if isinstance(seconds, int | float) else self._seconds)
-
-    def _now(self) -> int:
-        """The time by the store's clock, in nanoseconds since 1970."""
-        path = f"{TEMPORARY}/clock-{uuid.uuid4().hex}"
-        self._files.put(path, b"", durable=False)
-        entry = self._files.stat(path)
-        self._files.delete(path)
-        if entry is None:
-            raise StoreError(f"store {self._files.url} did not give back what was written to {TEMPORARY}/")
-        return entry.modified
+        allowed = seconds if isinstance(seconds, int | float) else self._seconds
+        return now(self._files) - entry.modified <= 10**9 * allowed
 
 
 def ended_here(sweep: Mapping[str, Any]) -> bool:
@@ -217,19 +210,7 @@ def _host() -> str:
     return " ".join(parts)
 
 
-def _started(pid: int) -> str | None:
-    """When a process of this machine started, in ticks; empty where the system does not tell, None if it is gone."""
-    try:
-        # The name, in parentheses, may itself hold spaces and parentheses.
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return None if os.path.exists("/proc/self/stat") else ""
-    except ProcessLookupError:
-        return None
-    return None if state in "ZX" else fields[18]
-
-
 def _gone(pid: Any, started: Any) -> bool:
     """Whether a process of this machine has ended, though there be another of its id."""
     known = isinstance(pid, int) and isinstance(started, str) and started != ""
-    return known and _started(pid) != started
+    return known and processes.began(pid) != started

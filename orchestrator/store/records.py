@@ -49,12 +49,17 @@ class Records:
 
     def finished(self) -> set[str]:
         """The ids of all readable records."""
-        return {_id(entry) for entry, fault in self._examined() if fault is None}
+        return self.examined()[0]
 
     def corrupt(self) -> dict[str, str]:
         """What is wrong with each file of ``records/`` that is no record, by id, or by name where that is no id."""
-        faults = {entry.name: fault for entry, fault in self._examined() if fault is not None}
-        return {_key(name): fault for name, fault in faults.items()}
+        return self.examined()[1]
+
+    def examined(self) -> tuple[set[str], dict[str, str]]:
+        """What :meth:`finished` and :meth:`corrupt` are at one moment, for one listing of ``records/``."""
+        found = self._examined()
+        finished = {_id(entry) for entry, fault in found if fault is None}
+        return finished, {_key(entry.name): fault for entry, fault in found if fault is not None}
 
     def has(self, id: str) -> bool:
         """Whether there is a readable record; looks at one file."""
@@ -76,10 +81,24 @@ class Records:
                 break
         else:
             return None
+        return self.withdraw(entry)
+
+    def withdraw(self, entry: Entry) -> str | None:
+        """Move a file of ``records/`` to ``corrupt/``, so that its run is trained again.
+
+        Args:
+            entry: of :meth:`listed`.
+
+        Returns:
+            Where it is now; None if there is no such file any more, or another in its place.
+        """
+        path = f"records/{entry.name}"
         target, number = f"corrupt/{entry.name}", 1
         while self._files.stat(target) is not None:
             number += 1
             target = f"corrupt/{entry.name}.{number}"
+        if self._files.stat(path) != entry:
+            return None
         return f"{self.url}/{target}" if self._files.move(path, target) else None
 
     def condemn(self, entry: Entry, fault: str) -> None:
@@ -119,7 +138,7 @@ class Records:
 
     @property
     def files(self) -> Files:
-        """The files that they lie in."""
+        """The place that the store lies in."""
         return self._files
 
     def listed(self) -> list[Entry]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import functools
 import hashlib
 import io
@@ -74,9 +75,10 @@ class S3Files:
         self.exclusive = True
         self._prefix = "".join(f"{folder}/" for folder in folders)
         self._answered = False
+        self._hurried = False
         self._random = random.Random()
         try:
-            self._client = _client()
+            self._client = _client(CONNECT_SECONDS, READ_SECONDS)
         except BotoCoreError as error:
             why = s3_errors.reason(error, bucket=self.bucket, endpoint="the endpoint", seconds=0)
             raise StoreError(f"cannot use {self.url}: {why}") from error
@@ -207,6 +209,14 @@ class S3Files:
                 self.exclusive = False
         self.delete(path)
 
+    def hurried(self, seconds: float) -> S3Files:
+        """The same files, of which every request is made once, and given up after ``seconds`` without an answer."""
+        hurried = copy.copy(self)
+        hurried._hurried = True
+        # One half for the connection, the other for what is asked on it.
+        hurried._client = _client(min(CONNECT_SECONDS, seconds / 2), min(READ_SECONDS, seconds / 2))
+        return hurried
+
     def _put_new(self, path: str, data: bytes) -> bool:
         """One PUT with the condition; returns whether the object is this one.
 
@@ -274,6 +284,8 @@ class S3Files:
 
     @property
     def _patience(self) -> float:
+        if self._hurried:
+            return 0.0
         return PATIENCE if self._answered else min(FIRST_PATIENCE, PATIENCE)
 
     @contextlib.contextmanager
@@ -298,14 +310,14 @@ def _entry(name: str, size: int, described: dict[str, Any]) -> Entry:
     return Entry(name, size, int(described["LastModified"].timestamp()) * 10**9, described["ETag"].strip('"'))
 
 
-def _client() -> Any:
+def _client(connect_seconds: float, read_seconds: float) -> Any:
     """An S3 client from boto3's usual environment; where it is not Amazon's, with addresses like ENDPOINT/BUCKET."""
     core = botocore.session.Session()
     core.register_component("data_loader", _loader())
     session = boto3.session.Session(botocore_session=core)
     config = Config(
-        connect_timeout=CONNECT_SECONDS,
-        read_timeout=READ_SECONDS,
+        connect_timeout=connect_seconds,
+        read_timeout=read_seconds,
         retries={"mode": "standard", "total_max_attempts": 1},
         max_pool_connections=64,
         tcp_keepalive=True,

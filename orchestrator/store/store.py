@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
-import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,17 +20,18 @@ from orchestrator.store import encoding
 from orchestrator.store.checkpoints import (
     Reference,
     decode_checkpoint,
+    decode_devices,
     decode_kept,
     decode_reference,
     encode_checkpoint,
     encode_kept,
     encode_reference,
 )
-from orchestrator.store.files import TEMPORARY, Files, StoreError
+from orchestrator.store.files import TEMPORARY, StoreError, leftovers
 from orchestrator.store.records import THREADS, Records, record_path
 from orchestrator.store.schema import EPOCH, FAILURE_SCHEMA, LABELS_SCHEMA, LIVE_SCHEMA
 from protocols.contract import Checkpoint, Epoch
-from protocols.digest import tensor_digest
+from protocols.digest import labels_fingerprint, tensor_digest
 
 FOLDERS = (
     "records",
@@ -53,8 +52,6 @@ FOLDERS = (
     TEMPORARY,
 )
 
-_DAY = 86_400 * 10**9
-
 _LIVE_TABLE = pa.schema(
     [
         ("id", pa.string()),
@@ -71,11 +68,6 @@ class Store(Records):
 
     Any number of processes, on any number of machines that see the same files, may use one store at a time.
     """
-
-    @property
-    def files(self) -> Files:
-        """The place that the store lies in."""
-        return self._files
 
     @property
     def exists(self) -> bool:
@@ -119,9 +111,8 @@ class Store(Records):
         """
         recorded = {entry.name.partition(".")[0] for entry in self._files.entries("records")}
         for folder in (TEMPORARY, "sweeps", "kept"):
-            for entry in self._files.entries(folder):
-                old = entry.modified < time.time_ns() - _DAY
-                if old and not (folder == "kept" and entry.name.partition(".")[0] in recorded):
+            for entry in leftovers(self._files, self._files.entries(folder)):
+                if folder != "kept" or entry.name.partition(".")[0] not in recorded:
                     self._files.delete(f"{folder}/{entry.name}")
         for folder in ("live", "checkpoints", "leases"):
             for entry in self._files.entries(folder):
@@ -224,14 +215,48 @@ class Store(Records):
         table = pa.concat_tables([pa.Table.from_batches([], FAILURE_SCHEMA), *whole])
         return table.sort_by([("id", "ascending"), ("attempt", "ascending")])
 
-    def save_checkpoint(self, id: str, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint, in place of any earlier one of that run."""
-        self._files.put(_checkpoint(id), encode_checkpoint(checkpoint))
+    def save_checkpoint(self, id: str, checkpoint: Checkpoint, devices: Sequence[str] = ()) -> None:
+        """Keep a checkpoint, in place of any earlier one of that run.
+
+        Args:
+            id: the run's.
+            checkpoint: its state.
+            devices: the devices that had a part in it, as :func:`orchestrator.devices.place` names them.
+        """
+        self._files.put(_checkpoint(id), encode_checkpoint(checkpoint, devices))
 
     def load_checkpoint(self, id: str) -> Checkpoint | None:
         """The newest checkpoint of a run, bit for bit; None if there is none or it is not whole."""
         data = self._files.get(_checkpoint(id))
         return None if data is None else decode_checkpoint(data)
+
+    def checkpoint_devices(self, id: str) -> tuple[str, ...]:
+        """The devices that had a part in the checkpoint of a run; empty if there is none or it does not say."""
+        return self._devices(_checkpoint(id))
+
+    def forget(self, device: str, prefix: str = "") -> None:
+        """Delete the checkpoints and references in which a device had a part.
+
+        Args:
+            device: as :func:`orchestrator.devices.place` names it.
+            prefix: how the ids of their runs begin.
+        """
+        paths = [
+            f"{folder}/{entry.name}"
+            for folder in ("checkpoints", "references")
+            for entry in self._files.entries(folder, prefix)
+        ]
+        with ThreadPoolExecutor(THREADS) as pool:
+            for path, devices in zip(paths, pool.map(self._devices, paths), strict=True):
+                if device in devices:
+                    self._files.delete(path)
+
+    def _devices(self, path: str) -> tuple[str, ...]:
+        source = self._files.open(path)
+        if source is None:
+            return ()
+        with source:
+            return decode_devices(source)
 
     def delete_checkpoint(self, id: str) -> None:
         """Delete the checkpoint of a run, if there is one."""
@@ -270,7 +295,7 @@ class Store(Records):
         Raises:
             ValueError: the fingerprint is not theirs.
         """
-        if _labels_fingerprint(labels) != fingerprint:
+        if labels_fingerprint(labels) != fingerprint:
             raise ValueError(f"labels {fingerprint} do not have that fingerprint")
         if self.labels(fingerprint) is None:
             table = pa.Table.from_arrays([pa.array(labels, pa.int64())], schema=LABELS_SCHEMA)
@@ -282,7 +307,7 @@ class Store(Records):
         if table is None:
             return None
         labels: NDArray[np.int64] = table["label"].to_numpy()
-        return labels if _labels_fingerprint(labels) == fingerprint else None
+        return labels if labels_fingerprint(labels) == fingerprint else None
 
     def save_reference(self, id: str, reference: Reference) -> None:
         """Keep how a run ended, in place of what was kept of it before."""
@@ -351,27 +376,20 @@ class Store(Records):
         """Keep what the first epoch of a group's control came to on a device; returns False if it has left any."""
         return self._files.put_if_absent(f"canaries/{group}.{fingerprint}.{place}.json", text.encode() + b"\n")
 
-    def canaries(self, group: str, fingerprint: str) -> list[str]:
-        """The devices that left anything of a group under a fingerprint, the first to do so first."""
-        entries = self._files.entries("canaries", f"{group}.{fingerprint}.")
-        return [entry.name.split(".")[2] for entry in sorted(entries, key=lambda each: each.modified)]
+    def canaries(self, prefix: str = "") -> list[tuple[str, str, str]]:
+        """(group, fingerprint, device) of all that was left, the first first.
+
+        Args:
+            prefix: ``GROUP.FINGERPRINT.``, where only those are wanted.
+        """
+        entries = sorted(self._files.entries("canaries", prefix), key=lambda each: each.modified)
+        parts = [entry.name.split(".") for entry in entries]
+        return [(each[0], each[1], each[2]) for each in parts if len(each) == 4]
 
     def canary(self, group: str, fingerprint: str, place: str) -> str | None:
         """What :meth:`put_canary` kept; None if it is not there."""
         data = self._files.get(f"canaries/{group}.{fingerprint}.{place}.json")
         return None if data is None else data.decode(errors="replace")
-
-    def withdraw(self, id: str) -> str | None:
-        """Move a readable record that is not to be believed to ``corrupt/``, so that its run is trained again.
-
-        Returns:
-            Where it is now; None if there is none.
-        """
-        target, number = f"corrupt/{id}.parquet", 1
-        while self._files.stat(target) is not None:
-            number += 1
-            target = f"corrupt/{id}.parquet.{number}"
-        return f"{self.url}/{target}" if self._files.move(record_path(id), target) else None
 
     # Looks of adaptive protocols
 
@@ -466,7 +484,3 @@ def _key_of(look: Mapping[str, Any]) -> tuple[Any, Any]:
 def _tensor_digests(source: pa.NativeFile) -> dict[str, str]:
     """The column of that name of one record."""
     return dict(encoding.read(source, ["tensor_digests"])["tensor_digests"][0].as_py())
-
-
-def _labels_fingerprint(labels: NDArray[np.integer]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(labels, dtype="<i8").tobytes()).hexdigest()

@@ -16,7 +16,7 @@ from orchestrator.store import checkpoints, encoding
 from orchestrator.store.files import Files
 from orchestrator.store.records import THREADS, record_path
 from orchestrator.store.store import Store
-from orchestrator.store.verify import record_fault
+from orchestrator.store.verify import strict_fault
 from protocols.run import run_from_specification
 
 COPIED, PRESENT, WITHHELD, DAMAGED = "copied", "present", "withheld", "damaged"
@@ -97,7 +97,7 @@ class _Copier:
         data = self._from.files.get(path)
         fault = "it was moved away"
         if data is not None:
-            fault = record_fault(data, id, f"{self._from.url}/{path}", self._labels_of) or ""
+            fault = strict_fault(data, id, f"{self._from.url}/{path}", self._labels_of) or ""
         if data is None or fault:
             self._found.damaged[id] = fault
             return DAMAGED
@@ -152,12 +152,25 @@ class _Copier:
                 self._to.files.put(path, data)
 
     def _looks(self, ids: set[str]) -> None:
-        """Copy the looks of adaptive protocols at cells whose first replicate is among the records."""
-        for entry in self._from.files.entries("looks"):
-            parts = entry.name.split(".")
-            path = f"looks/{entry.name}"
-            if len(parts) > 1 and parts[1] in ids and self._to.files.stat(path) is None:
+        """Copy the looks of adaptive protocols at cells whose first replicate is among the records.
+
+        It must be in both stores and of the same hardware: of a group that was refused, the looks are left out as well.
+        """
+        names = [entry.name for entry in self._from.files.entries("looks")]
+        cells = {name: name.partition(".")[2].partition(".")[0] for name in names}
+        ours, theirs = (_hardware(store, ids.intersection(cells.values())) for store in (self._from, self._to))
+        for name, cell in cells.items():
+            path = f"looks/{name}"
+            if (cell, ours.get(cell)) in theirs.items() and self._to.files.stat(path) is None:
                 _copy(self._from.files, self._to.files, path)
+
+
+def _hardware(store: Store, ids: Collection[str]) -> dict[str, str]:
+    """The hardware of those runs that have a record."""
+    if not ids:
+        return {}
+    table = store.table(["id", "hardware"], ids)
+    return dict(zip(table["id"].to_pylist(), table["hardware"].to_pylist(), strict=True))
 
 
 def _copy(source: Files, target: Files, path: str) -> None:

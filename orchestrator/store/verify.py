@@ -67,7 +67,7 @@ def verify(store: Store, report: Callable[[int, int], None] = lambda done, total
     return _Verifier(store, report).verify()
 
 
-def record_fault(data: bytes, id: str, where: str, labels: Callable[[str], NDArray[np.int64] | None]) -> str | None:
+def strict_fault(data: bytes, id: str, where: str, labels: Callable[[str], NDArray[np.int64] | None]) -> str | None:
     """Why bytes are not a whole record of that id whose values agree with each other, or None.
 
     Args:
@@ -129,7 +129,7 @@ class _Verifier:
         data = self._store.files.get(path)
         if data is None:  # Set aside since it was listed.
             return None
-        fault_or_none = record_fault(data, id, f"{self._store.url}/{path}", self._labels)
+        fault_or_none = strict_fault(data, id, f"{self._store.url}/{path}", self._labels)
         if fault_or_none is None:
             (row,) = encoding.read(data, list(SHORT_COLUMNS)).to_pylist()
             self._marks[parts.key(entry)] = _mark(row)

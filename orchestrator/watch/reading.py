@@ -108,7 +108,8 @@ class Follower:
         """What is known by now. The first time the records are those of the plan, later they are looked for."""
         done, corrupt = self._plan.done, self._plan.corrupt
         if self._looked:
-            done, corrupt = frozenset(self._store.finished()) & self._keys.keys(), self._store.corrupt()
+            finished, corrupt = self._store.examined()
+            done = frozenset(self._keys.keys() & finished)
             if self._plan.growing and done != self._plan.done:
                 self._plan = self._replan()
                 self._expect(self._plan.planned)
