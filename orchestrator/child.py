@@ -59,6 +59,8 @@ class Child:
         self.serves = (trainer, profile)
         self.controls: set[str] = set()
         """Groups whose control was trained here."""
+        self.training = False
+        """Whether a run is under way."""
         self.attempt: int | None = None
         """Number of the attempt under way, once the process has given it one."""
         self.grown = ""
@@ -111,7 +113,7 @@ class Child:
 
     def begin(self) -> None:
         """Call it before each attempt. What a new process prints while it starts is its first one's."""
-        self.attempt = None
+        self.attempt, self.training = None, True
         if self._used:
             self.output.begin()
         self._used = True
@@ -145,6 +147,16 @@ class Child:
                     return None
         except (EOFError, OSError, ValueError):
             raise self._death() from None
+
+    def rest(self, seconds: float) -> None:
+        """Have the run that is under way, if one is, stop after its epoch and leave a checkpoint, if it can in time."""
+        deadline = time.monotonic() + seconds
+        with contextlib.suppress(Died, ProcessLookupError):
+            if self.training:
+                os.kill(self.pid, signal.SIGTERM)
+            while self.training:
+                message = self.receive(max(0.0, deadline - time.monotonic()))
+                self.training = message is not None and message["kind"] in ("started", "epoch")
 
     def end(self) -> bool:
         """Kill the process and what it started, and delete its temporary files; returns whether all are gone.

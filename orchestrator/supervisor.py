@@ -133,8 +133,14 @@ class Supervisor:
                 yield Event(kind="parked", id=job.run.id, message=self._parked, withdrawn=withdrawn)
                 return
 
-    def close(self) -> None:
-        """End the process, whatever it is doing, and delete its files on this machine. Records and checkpoints stay."""
+    def close(self, grace: float = 0.0) -> None:
+        """End the process, whatever it is doing, and delete its files on this machine. Records and checkpoints stay.
+
+        Args:
+            grace: seconds that a run under way has to come to the end of its epoch and leave a checkpoint.
+        """
+        if self._child is not None and grace:
+            self._child.rest(grace)
         self._end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -316,6 +322,7 @@ class Supervisor:
                     break
         except Died as death:
             message = {"kind": "failed", "outcome": death.outcome, "message": str(death)}
+        child.training = False
         child.grown = message.get("grown", "")
         child.output.settle()
         return {**message, "attempt": child.attempt, "printed": child.output.text()}

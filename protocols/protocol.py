@@ -139,8 +139,8 @@ class Protocol:
         if not self.base_seeds:
             raise UserError("base_seeds must hold at least one seed")
         for seed in self.base_seeds:
-            if seed < 0:
-                raise UserError(f"base_seeds must be at least 0, not {seed}")
+            if not 0 <= seed < 2**63:
+                raise UserError(f"base_seeds must be at least 0 and below 2^63, not {seed}")
         if len(set(self.base_seeds)) < len(self.base_seeds):
             raise UserError("base_seeds holds one seed twice")
         if self.library not in LIBRARY_KINDS:

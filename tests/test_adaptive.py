@@ -22,12 +22,13 @@ from orchestrator.adaptive import Looking, take
 from orchestrator.analysis import load
 from orchestrator.analysis.intervals import spread
 from orchestrator.cli.app import app
+from orchestrator.cli.training import chosen
 from orchestrator.context import Settings
 from orchestrator.launch import sweep
 from orchestrator.looks import AT_MOST, GOES_ON, NARROW, Look, grant, read_looks
 from orchestrator.plan import Plan, Planned, plan
 from orchestrator.report import write_latex, write_studies, write_table
-from orchestrator.store import Store, open_store
+from orchestrator.store import Store, StoreError, open_store
 from orchestrator.worker import execute
 from protocols import DatasetSpec, Protocol, Recipe, Until, apply_settings, grid, load_protocol
 from tests import factory, fakes
@@ -150,6 +151,44 @@ def test_a_look_waits_for_the_last_of_its_replicates(store: Store) -> None:
     assert looking.after(["0" * 64]) == [], "what is none of the plan's is overlooked"
     assert {entry.source for entry in looking.after([own[2]])} == {"init"}
     assert looking.after([own[2]]) == [], "and nothing is granted twice"
+
+
+@pytest.mark.parametrize("refusing", ["record_look", "looks", "table", "has"])
+def test_a_store_that_refuses_for_a_while_loses_no_look_and_no_grant(
+    store: Store, monkeypatch: pytest.MonkeyPatch, refusing: str
+) -> None:
+    found = plan(adaptive(), store)
+    looking = Looking(found, store)
+    ids = train(store, found.missing, {"init": LOUD, "shuffle": LOUD})
+    times = itertools.count()
+
+    def refuses(*arguments: Any, **keywords: Any) -> Any:
+        if next(times) == (1 if refusing in ("record_look", "has") else 0):  # in the midst of it, where there is one
+            raise StoreError("cannot do that: Connection timed out")
+        return getattr(type(store), refusing)(store, *arguments, **keywords)
+
+    monkeypatch.setattr(store, refusing, refuses)
+    with pytest.raises(StoreError):
+        looking.after(ids)
+    granted = looking.after(())
+    assert sorted((entry.source, entry.run.replicate) for entry in granted) == [
+        (source, replicate) for source in ("init", "shuffle") for replicate in (4, 5)
+    ]
+    assert set(looks_of(store)) == {("init", 1), ("shuffle", 1)} and looking.after(()) == []
+
+
+def test_only_failed_runs_are_tried_again_where_that_is_asked_for(store: Store) -> None:
+    """A look falls due, and what it would grant has not failed."""
+    found = plan(adaptive(sources=("init",)), store)
+    (last,) = [entry for entry in found.missing if entry.source == "init" and entry.run.replicate == 3]
+    train(store, [entry for entry in found.missing if entry.id != last.id], {"init": LOUD})
+    store.fail(factory.failure(factory.Fake(last.run, last.source)))
+    again = plan(found.protocol, store)
+    few = chosen(again, store, "failed")
+    assert [entry.id for entry in few.missing] == [last.id]
+    train(store, few.missing, {"init": LOUD})
+    assert Looking(few, store).after([last.id]) == [] and looks_of(store) == {}
+    assert [entry.run.replicate for entry in Looking(again, store).after([last.id])] == [4, 5]
 
 
 # Once taken

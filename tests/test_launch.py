@@ -368,6 +368,72 @@ def test_a_sweep_uses_every_gpu_of_a_cluster_at_an_address(
         nodes.shutdown()
 
 
+LATE = """
+import orchestrator.canary
+
+late = [1, 1]
+
+def settle(store):
+    if not late:
+        return []
+    late.pop()
+    wrong = sorted(store.finished())[:2]
+    return [("somewhere GPU 7", "GPU 7 miscounts", [id for id in wrong if store.withdraw(id)])]
+
+orchestrator.canary.settle = settle
+"""
+
+
+def test_what_a_gpu_is_found_to_have_trained_wrong_in_the_end_is_trained_again(
+    environment: dict[str, str], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 2, "include_dashboard": False})
+    try:
+        script = LATE + DRIVER.replace("max_concurrent=2", f"gpus_per_run=1, address={nodes.address!r}")
+        with driver(environment, store, epochs=1, script=script) as process:
+            out, err = process.communicate(timeout=300)
+        assert json.loads(out) == [8, False], err
+        assert err.count("somewhere GPU 7 trains no more: GPU 7 miscounts") == 1
+        assert len(store.finished()) == 8
+        assert len(list(Path(store.url, "corrupt").iterdir())) == 4, "they were withdrawn twice, two each time"
+    finally:
+        nodes.shutdown()
+
+
+STORE_AWAY = """
+import orchestrator.retrying
+from orchestrator.launch import driver
+from orchestrator.store import StoreError
+
+orchestrator.retrying.WAITS = ()
+times = [0]
+
+class Looking(driver.Looking):
+    def after(self, ids):
+        times[0] += bool(ids)
+        if times[0]:
+            raise StoreError("cannot write looks/x: Connection timed out")
+        return super().after(ids)
+
+driver.Looking = Looking
+"""
+
+
+def test_a_store_that_leaves_the_driver_without_an_answer_ends_a_sweep_in_a_sentence(
+    environment: dict[str, str], store: Store
+) -> None:
+    script = STORE_AWAY + DRIVER.replace("result.interrupted", "result.stopped")
+    with driver(environment, store, epochs=1, script=script) as process:
+        out, err = process.communicate(timeout=300)
+    assert "Traceback" not in err and process.returncode == 0, err
+    done, stopped = json.loads(out)
+    assert stopped == "the store has not answered for about a minute: cannot write looks/x: Connection timed out"
+    assert 0 < done <= 8
+
+
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_ray_that_is_slow_to_start_is_tried_again_once(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
     from orchestrator.launch import cluster

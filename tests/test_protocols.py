@@ -304,6 +304,7 @@ def test_the_butterfly_perturbs_at_several_times_and_keeps_what_they_lead_to() -
         ({"base_seeds": ()}, "base_seeds"),
         ({"base_seeds": (3, 3)}, "twice"),
         ({"base_seeds": (-1,)}, "-1"),
+        ({"base_seeds": (2**63,)}, "below 2"),
         ({"library": "cudnn"}, "unknown library kind 'cudnn'"),
         ({"measures": ("accuracy",)}, "unknown measure 'accuracy'"),
         ({"margin": 1.0}, "margin must be a finite number above 1"),

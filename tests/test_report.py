@@ -45,6 +45,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store.commit(factory.diverged(second[20]))
     store.fail(factory.failure(second[21]))
     store.fail(factory.failure(second[0], outcome="error"))
+    (other,) = factory.plan(sources=("shuffle",), replicates=40)[-1:]
+    store.fail(factory.failure(other))  # of another study
     return store
 
 

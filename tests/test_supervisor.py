@@ -408,6 +408,38 @@ def test_closing_ends_the_process_at_once_and_keeps_the_checkpoint(
     assert len(store.failures()) == 0
 
 
+def test_a_run_that_is_stopped_in_good_order_goes_on_where_it_was(
+    store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However seldom checkpoints are due: a short time budget would train the same epochs for ever."""
+    monkeypatch.setenv("FAKE_SECONDS", "0.5")
+    todo = jobs(planned(store, "init", replicates=1), "init")
+    supervisor = supervise(checkpoint_every=3600.0)
+    events = supervisor.train(todo)
+    while next(events).kind != "epoch":
+        pass
+    supervisor.close(60.0)
+    events.close()
+    checkpoint = store.load_checkpoint(todo[0].run.id)
+    assert checkpoint is not None and checkpoint.epochs >= 1
+    assert len(store.failures()) == 0
+    monkeypatch.setenv("FAKE_SECONDS", "0")
+    assert kinds(list(supervise().train(todo))) == ["done"]
+    assert store.table(["resumed_epochs"]).to_pylist() == [{"resumed_epochs": checkpoint.epochs}]
+
+
+def test_a_run_that_hangs_is_not_waited_for_for_ever(store: Store, supervise: Supervise, mischief: Path) -> None:
+    (mischief / "hang-0-always").touch()
+    supervisor = supervise()
+    events = supervisor.train(jobs(planned(store, "init", replicates=1), "init"))
+    while next(events).kind != "epoch":
+        pass
+    pid = supervisor._child.pid
+    supervisor.close(0.2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
 SUPERVISOR = """
 import sys
 from orchestrator.store import open_store

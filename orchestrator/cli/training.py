@@ -184,7 +184,10 @@ def run(
         return INTERRUPTED
     compact_many(store)
     after = study.plan(store)
-    publish(study, after, store)
+    try:
+        publish(study, after, store)
+    except (UserError, OSError) as error:  # What was trained counts, whether or not it can be shown.
+        click.echo(f"There is no report: {error}", err=True)
     # The store has the last word: records may have been withdrawn since they were counted.
     done = len(after.planned) - len(after.missing)
     result = dataclasses.replace(result, planned=len(after.planned), done=done)

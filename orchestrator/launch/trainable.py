@@ -16,6 +16,9 @@ from orchestrator.launch.gate import Gate, Passage
 from orchestrator.launch.jobs import jobs
 from orchestrator.supervisor import Events, Supervisor
 
+GRACE_SECONDS = 10.0
+"""What a run has, when the sweep is stopped, to end its epoch and leave a checkpoint."""
+
 
 class Slot(Trainable):
     """Trains one block after another: a Tune trial is a block, its configuration :func:`.jobs.configuration`.
@@ -115,6 +118,7 @@ class Slot(Trainable):
     def cleanup(self) -> None:
         """End the training process, and give back the lease of the run under way."""
         # The process first, before another sweep can begin its run. A slot that could not be set up has neither.
-        for own in (vars(self).get("_supervisor"), vars(self).get("_events")):
-            if own is not None:
-                own.close()
+        if "_supervisor" in vars(self):
+            self._supervisor.close(GRACE_SECONDS)
+        if "_events" in vars(self):
+            self._events.close()

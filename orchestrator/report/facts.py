@@ -119,11 +119,8 @@ def outcomes(sweep: Sweep) -> list[dict[str, Any]]:
 def failures(sweep: Sweep) -> list[dict[str, Any]]:
     """Attempts that left no record, with whether the run has one by now."""
     done = set(sweep.runs.loc[sweep.runs["outcome"].notna(), "id"])
-    return [
-        {**row, "later": row["id"] in done}
-        for row in sweep.store.failures().to_pylist()
-        if row["id"] in set(sweep.runs["id"])
-    ]
+    ids = set(sweep.runs["id"])
+    return [{**row, "later": row["id"] in done} for row in sweep.store.failures().to_pylist() if row["id"] in ids]
 
 
 def machines(sweep: Sweep) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from orchestrator.analysis.controls import HELD, NOT_HELD, NOT_SHOWN
 from orchestrator.analysis.quantities import QUANTITIES
 from orchestrator.analysis.sweep import Cell, Sweep
-from orchestrator.report import text
+from orchestrator.report import facts, text
 from orchestrator.report.studies import Section, sections
 
 WIDTH = 100
@@ -33,8 +33,8 @@ def write_table(sweep: Sweep, console: Console) -> None:
     console.print(Text(text.method(sweep)), style="dim", width=width)
     for section in sections(sweep):
         _print_section(section, console, width)
-    if failures := sweep.store.failures().num_rows:
-        console.print(Text(f"Failed attempts: {failures}, kept in the store with their tracebacks."))
+    if failed := facts.failures(sweep):
+        console.print(Text(f"Failed attempts: {len(failed)}, kept in the store with their tracebacks."))
 
 
 def _overview(sweep: Sweep) -> Table:
