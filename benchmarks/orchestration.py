@@ -115,7 +115,7 @@ class _Worker:
     """A bare actor."""
 
     def __init__(self, url: str) -> None:
-        from orchestrator.context import Settings
+        from orchestrator.slot.context import Settings
         from orchestrator.store import open_store
 
         self._store, self._settings = open_store(url), Settings(store=url)
@@ -123,7 +123,7 @@ class _Worker:
 
     def train(self, specification: str, source: str) -> None:
         from orchestrator import catalog
-        from orchestrator.worker import execute
+        from orchestrator.slot.worker import execute
         from protocols.run import run_from_specification
 
         run = run_from_specification(specification)

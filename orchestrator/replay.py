@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.context import Settings
 from orchestrator.records import first_difference
+from orchestrator.slot.context import Settings
+from orchestrator.slot.supervisor import Job, Supervisor
 from orchestrator.store import Store, open_store
 from orchestrator.store.schema import COMMIT
-from orchestrator.supervisor import Job, Supervisor
 from protocols.errors import UserError
 from protocols.run import Run, run_from_specification
 

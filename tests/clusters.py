@@ -105,7 +105,7 @@ def processes(name: str = "") -> list[int]:
 
 def workers() -> list[int]:
     """Training processes of this test; the parent of each is its slot."""
-    return processes("orchestrator.worker")
+    return processes("orchestrator.slot.worker")
 
 
 def parent(pid: int) -> int:

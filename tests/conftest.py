@@ -26,9 +26,9 @@ from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 
-from orchestrator.context import Settings  # noqa: E402
+from orchestrator.slot.context import Settings  # noqa: E402
+from orchestrator.slot.supervisor import Supervisor  # noqa: E402
 from orchestrator.store import Store, open_store  # noqa: E402
-from orchestrator.supervisor import Supervisor  # noqa: E402
 from protocols.contract import Dataset  # noqa: E402
 from protocols.protocol import DatasetSpec  # noqa: E402
 

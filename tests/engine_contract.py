@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from orchestrator import records
 from orchestrator.analysis import load, measures
-from orchestrator.context import Settings
+from orchestrator.slot.context import Settings
+from orchestrator.slot.worker import execute
 from orchestrator.store import open_store
-from orchestrator.worker import execute
 from protocols import streams
 from protocols.contract import PLAIN, Dataset, Interrupted, View
 from protocols.digest import digest

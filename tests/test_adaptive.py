@@ -23,13 +23,13 @@ from orchestrator.analysis import load
 from orchestrator.analysis.intervals import spread
 from orchestrator.cli.app import app
 from orchestrator.cli.training import chosen
-from orchestrator.context import Settings
 from orchestrator.launch import sweep
 from orchestrator.looks import AT_MOST, GOES_ON, NARROW, Look, grant, read_looks
 from orchestrator.plan import Plan, Planned, plan
 from orchestrator.report import write_latex, write_studies, write_table
+from orchestrator.slot.context import Settings
+from orchestrator.slot.worker import execute
 from orchestrator.store import Store, StoreError, open_store
-from orchestrator.worker import execute
 from protocols import DatasetSpec, Protocol, Recipe, Until, apply_settings, grid, load_protocol
 from tests import factory, fakes
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from orchestrator.canary import Sighting, Sightings, doubt, settle
 from orchestrator.launch import sweep
 from orchestrator.launch.trainable import Slot
+from orchestrator.slot.canary import Sighting, Sightings, doubt, settle
+from orchestrator.slot.supervisor import Event, Job, Supervisor
 from orchestrator.store import Store, StoreError
-from orchestrator.supervisor import Event, Job, Supervisor
 from tests import clusters
 from tests.fakes import planned
 from tests.test_supervisor import Supervise, jobs, kinds
@@ -314,7 +314,7 @@ def test_a_record_that_came_meanwhile_is_not_withdrawn(store: Store, slot: Slots
 def test_a_device_is_parked_even_if_the_store_refuses(
     store: Store, slot: Slots, mischief: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0,))
+    monkeypatch.setattr("orchestrator.slot.retrying.WAITS", (0.0,))
     todo = runs(store)
     (mischief / "wrong.0").touch()
     bad = slot("0")
@@ -335,7 +335,7 @@ def test_a_device_is_parked_even_if_the_store_refuses(
 def test_a_device_in_doubt_trains_nothing_until_that_is_settled(
     store: Store, slot: Slots, mischief: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.retrying.WAITS", ())
+    monkeypatch.setattr("orchestrator.slot.retrying.WAITS", ())
     todo = runs(store)
     (mischief / "wrong.1").touch()
     slot("0").train(todo[:1])

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.context import Settings
 from orchestrator.plan import plan
+from orchestrator.slot.context import Settings
+from orchestrator.slot.supervisor import Job, Supervisor
 from orchestrator.store import Store, open_store
-from orchestrator.supervisor import Job, Supervisor
 from tests import chaos_study
 from tests.chaos_study import trainings
 from tests.clusters import Nodes, environment, outcome, parent, processes, start, wait_for, workers
@@ -102,4 +102,4 @@ def test_chaos_changes_nothing(nodes: Nodes, tmp_path: Path, study: str) -> None
     assert all(STRIKES in row["message"] for row in rows), [row["message"] for row in rows]
     columns = ["id", "initial_digest", "final_digest", "accuracy", "cross_entropy"]
     assert store.table(columns).equals(calm(study, tmp_path / "calm").table(columns))
-    wait_for(lambda: not processes("orchestrator.worker"))
+    wait_for(lambda: not processes("orchestrator.slot.worker"))

@@ -11,10 +11,10 @@ import pytest
 from orchestrator import catalog
 from orchestrator.analysis import load
 from orchestrator.cli.app import main
-from orchestrator.context import Settings
 from orchestrator.plan import expand
+from orchestrator.slot.context import Settings
+from orchestrator.slot.worker import execute
 from orchestrator.store import open_store
-from orchestrator.worker import execute
 from protocols.errors import UserError
 from protocols.load import load_protocol
 from protocols.overrides import apply_settings

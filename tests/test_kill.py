@@ -156,7 +156,7 @@ def test_ten_kills_change_nothing(environment: dict[str, str], tmp_path: Path) -
             program = start(environment, tmp_path / "killed")
         else:
             pid = [pid for id, _, pid in training(environment) if id == moment.run][-1]
-            assert pid in processes(environment, "orchestrator.worker"), "not one of ours, or not there any more"
+            assert pid in processes(environment, "orchestrator.slot.worker"), "not one of ours, or not there any more"
             os.kill(parent(pid) if kill == "actor" else pid, signal.SIGKILL)
     shown = program.communicate(timeout=PATIENCE)[0]
     assert program.returncode == 0, shown

@@ -338,7 +338,7 @@ def training(environment: dict[str, str]) -> list[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
-                if b"orchestrator.worker" in (folder / "cmdline").read_bytes():
+                if b"orchestrator.slot.worker" in (folder / "cmdline").read_bytes():
                     if mark in (folder / "environ").read_bytes():
                         found.append(int(folder.name))
             except OSError:
@@ -369,7 +369,7 @@ def test_a_sweep_uses_every_gpu_of_a_cluster_at_an_address(
 
 
 LATE = """
-import orchestrator.canary
+import orchestrator.slot.canary
 
 late = [1, 1]
 
@@ -377,10 +377,10 @@ def settle(store):
     if not late:
         return []
     late.pop()
-    wrong = sorted(store.finished())[:2]
-    return [("somewhere GPU 7", "GPU 7 miscounts", [id for id in wrong if store.withdraw(id)])]
+    wrong = [entry for entry in store.listed() if store.withdraw(entry)]
+    return [("somewhere GPU 7", "GPU 7 miscounts", [entry.name.removesuffix(".parquet") for entry in wrong])]
 
-orchestrator.canary.settle = settle
+orchestrator.slot.canary.settle = settle
 """
 
 
@@ -398,17 +398,17 @@ def test_what_a_gpu_is_found_to_have_trained_wrong_in_the_end_is_trained_again(
         assert json.loads(out) == [8, False], err
         assert err.count("somewhere GPU 7 trains no more: GPU 7 miscounts") == 1
         assert len(store.finished()) == 8
-        assert len(list(Path(store.url, "corrupt").iterdir())) == 4, "they were withdrawn twice, two each time"
+        assert len(list(Path(store.url, "corrupt").iterdir())) == 16, "all were withdrawn, twice"
     finally:
         nodes.shutdown()
 
 
 STORE_AWAY = """
-import orchestrator.retrying
+import orchestrator.slot.retrying
 from orchestrator.launch import driver
 from orchestrator.store import StoreError
 
-orchestrator.retrying.WAITS = ()
+orchestrator.slot.retrying.WAITS = ()
 times = [0]
 
 class Looking(driver.Looking):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import memory
+from orchestrator.slot import memory
+from orchestrator.slot.supervisor import Event, Job, Supervisor
 from orchestrator.store import Store
-from orchestrator.supervisor import Event, Job, Supervisor
 from tests.fakes import planned
 from tests.test_supervisor import Supervise, alive, jobs, kinds, processes
 

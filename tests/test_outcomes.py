@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.outcomes import MEMORY_ERRORS, PATTERNS, error_outcome, text_outcome
+from orchestrator.slot.outcomes import MEMORY_ERRORS, PATTERNS, error_outcome, text_outcome
 
 
 def raised(name: str, text: str, *, base: type[Exception] = RuntimeError) -> Exception:
@@ -69,7 +69,7 @@ def test_every_pattern_is_needed() -> None:
     for pattern in PATTERNS:
         others = tuple(each for each in PATTERNS if each != pattern)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("orchestrator.outcomes.PATTERNS", others)
+            patch.setattr("orchestrator.slot.outcomes.PATTERNS", others)
             assert any(error_outcome(raised(name, text)) != outcome for outcome, name, text in SAID), pattern
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.output import HEAD, TAIL, Output
+from orchestrator.slot.output import HEAD, TAIL, Output
 
 
 def test_the_beginning_and_the_end_are_kept() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.app import main
-from orchestrator.context import Settings
 from orchestrator.plan import Plan
 from orchestrator.replay import replay, resolve
+from orchestrator.slot.context import Settings
+from orchestrator.slot.supervisor import Job, Supervisor
 from orchestrator.store import Store, open_store
-from orchestrator.supervisor import Job, Supervisor
 from protocols.errors import UserError
 from tests import factory
 from tests.fakes import planned

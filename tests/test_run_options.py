@@ -88,11 +88,14 @@ def test_which_runs_are_tried_again(store: Store) -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, store: Store, *arguments: str, **ended: Any) -> tuple[Any, dict[str, Any]]:
-    """The verb, with a sweep that is over at once; what it was asked for beside that."""
+    """The verb, with a sweep that is over at once, with 4 of its 6 runs done; what it was asked for beside that."""
     asked: dict[str, Any] = {}
 
     def sweep(plan: Any, store: Store, **options: Any) -> Result:
         asked.update(options, plan=plan)
+        stored = ended.get("done", 4) - ended.pop("withdrawn", 0)
+        for entry in plan.missing[:stored]:
+            store.commit(factory.record(factory.Fake(entry.run, entry.source)))
         sound = {"planned": 6, "done": 4, "failed": {}, "interrupted": False, "seconds": 61.0}
         return Result(**sound | ended)
 
@@ -133,6 +136,11 @@ def test_without_options_there_is_no_limit(monkeypatch: pytest.MonkeyPatch, stor
             "The time budget is used up with 4 of 6 planned runs done; about 1 h 30 min are left, on as many slots",
         ),
         ({"out_of_time": True, "done": 6}, 0, "All 6 planned runs are done"),
+        (
+            {"done": 6, "withdrawn": 2},
+            1,
+            "4 of 6 planned runs done, 0 failed (see status); the same command tries again.",
+        ),
     ],
 )
 def test_how_a_launch_ended(

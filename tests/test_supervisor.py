@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from orchestrator.plan import Plan
+from orchestrator.slot.supervisor import Event, Job, Supervisor
 from orchestrator.store import Store, StoreError
 from orchestrator.store.leases import Leases, sweeping
-from orchestrator.supervisor import Event, Job, Supervisor
 from tests.fakes import planned, runs_of
 
 Supervise = Callable[..., Supervisor]
@@ -104,7 +104,7 @@ def test_a_command_comes_before_each_run(store: Store, supervise: Supervise, tmp
 
 
 def test_a_command_that_hangs_is_ended(store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.between_runs.SECONDS", 0.2)
+    monkeypatch.setattr("orchestrator.slot.between_runs.SECONDS", 0.2)
     todo = jobs(planned(store, "init", replicates=1), "init")
     assert kinds(list(supervise(between_runs="sleep 600 | cat").train(todo))) == ["done"]
     found = between(store, todo[0])
@@ -174,7 +174,7 @@ def test_a_store_that_fails_in_the_process_fails_no_run(
 def test_a_failure_that_cannot_be_kept_is_told(
     store: Store, supervise: Supervise, mischief: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0,))
+    monkeypatch.setattr("orchestrator.slot.retrying.WAITS", (0.0,))
     (job,) = jobs(planned(store, "init", replicates=1), "init")
     (mischief / "raise-0").touch()
     supervisor = supervise()
@@ -202,7 +202,7 @@ def test_a_store_that_is_away_fails_no_run(
     store: Store, supervise: Supervise, monkeypatch: pytest.MonkeyPatch, what: str, times: int
 ) -> None:
     """It has a while to come back; then the run is given back untried, and the next one follows."""
-    monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("orchestrator.slot.retrying.WAITS", (0.0, 0.0, 0.0))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     todo = jobs(planned(store, "init", replicates=2), "init")
     with sweeping(store) as sweep:
@@ -379,7 +379,7 @@ def test_a_device_whose_process_cannot_be_ended_is_parked(
     supervisor = supervise(gpus=1.0)
     assert kinds(list(supervisor.train(todo[:1]))) == ["done"]
     child = supervisor._child
-    monkeypatch.setattr("orchestrator.processes.end", lambda pid, mark: False)
+    monkeypatch.setattr("orchestrator.slot.processes.end", lambda pid, mark: False)
     events = list(supervisor.train(todo[1:]))
     assert kinds(events) == ["parked"] and f"process {child.pid} on GPU " in events[-1].message
     monkeypatch.undo()
@@ -443,8 +443,8 @@ def test_a_run_that_hangs_is_not_waited_for_for_ever(store: Store, supervise: Su
 SUPERVISOR = """
 import sys
 from orchestrator.store import open_store
-from orchestrator.supervisor import Supervisor
-from orchestrator.context import Settings
+from orchestrator.slot.supervisor import Supervisor
+from orchestrator.slot.context import Settings
 from tests.fakes import planned
 from tests.test_supervisor import jobs
 

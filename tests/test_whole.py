@@ -10,11 +10,11 @@ import pytest
 from orchestrator import catalog
 from orchestrator.analysis import load
 from orchestrator.analysis.sweep import Sweep
-from orchestrator.context import Settings
 from orchestrator.plan import expand
 from orchestrator.report import write_html
+from orchestrator.slot.context import Settings
+from orchestrator.slot.worker import execute
 from orchestrator.store import open_store
-from orchestrator.worker import execute
 from protocols.perturbation import Perturbation
 from protocols.protocol import Cell, DatasetSpec, Protocol
 from protocols.recipe import Recipe

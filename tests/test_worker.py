@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator import catalog, provenance, records, retrying, worker
-from orchestrator.context import OtherHardware, RunContext, Settings
+from orchestrator import catalog, provenance, records
+from orchestrator.slot import retrying, worker
+from orchestrator.slot.context import OtherHardware, RunContext, Settings
+from orchestrator.slot.worker import execute
 from orchestrator.store import RECORD_SCHEMA, Spool, Store, StoreError, open_store
-from orchestrator.worker import execute
 from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted
 from protocols.digest import digest
 from protocols.perturbation import Perturbation
@@ -449,7 +450,7 @@ def test_a_store_that_refuses_for_a_moment_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
     what: str,
 ) -> None:
-    monkeypatch.setattr("orchestrator.retrying.WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("orchestrator.slot.retrying.WAITS", (0.0, 0.0, 0.0))
     monkeypatch.setattr(store, what, failing(3, getattr(store, what)))
     run = runs["none"][0]
     assert execute(run, "none", store, data, settings) is not None
@@ -460,7 +461,7 @@ def test_a_store_that_refuses_for_good_fails_the_run(
     store: Store, settings: Settings, data: Dataset, runs: dict[str, list[Run]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
-    monkeypatch.setattr("orchestrator.retrying.time.sleep", waited.append)
+    monkeypatch.setattr("orchestrator.slot.retrying.time.sleep", waited.append)
     monkeypatch.setattr(store, "commit", failing(99, store.commit))
     with pytest.raises(StoreError, match="no space left"):
         execute(runs["none"][0], "none", store, data, settings)
@@ -503,7 +504,7 @@ def context_at(
 ) -> tuple[RunContext, list[float]]:
     """A context, and a list that holds the time."""
     clock = [0.0]
-    monkeypatch.setattr("orchestrator.worker.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("orchestrator.slot.worker.time.monotonic", lambda: clock[0])
     return RunContext(RUN, store, settings, lambda message: None, attempt, lambda: False), clock
 
 

@@ -22,9 +22,9 @@ def replay(id: str, store: str, data_root: Path | None) -> int:
 
     Writes nothing to the store. Exits 1 if anything differs.
     """
-    from orchestrator.context import Settings
     from orchestrator.devices import has_gpu
     from orchestrator.replay import replay, resolve
+    from orchestrator.slot.context import Settings
 
     records = open_store(store)
     found = resolve(records, id.lower())

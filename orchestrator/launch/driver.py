@@ -21,9 +21,8 @@ from typing import Any
 from ray import tune
 from rich.console import Console
 
-from orchestrator import canary, catalog
+from orchestrator import catalog
 from orchestrator.adaptive import Looking
-from orchestrator.context import Settings
 from orchestrator.launch import cluster as clusters
 from orchestrator.launch.blocks import Blocks, Durations
 from orchestrator.launch.budgets import Budgets
@@ -36,7 +35,9 @@ from orchestrator.launch.tally import Tally
 from orchestrator.launch.trainable import Slot
 from orchestrator.launch.watcher import TRIALS_PER_FIT, Stopper, Watcher
 from orchestrator.plan import Plan, Planned
-from orchestrator.retrying import patiently
+from orchestrator.slot import canary
+from orchestrator.slot.context import Settings
+from orchestrator.slot.retrying import patiently
 from orchestrator.store import Store, StoreError
 from orchestrator.store.leases import sweeping
 from protocols.run import Run

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.plan import Planned
-from orchestrator.supervisor import Job
+from orchestrator.slot.supervisor import Job
 from protocols.run import run_from_specification
 
 

@@ -11,10 +11,10 @@ from ray.actor import ActorHandle
 from ray.tune import Trainable
 
 from orchestrator import devices
-from orchestrator.context import Settings
 from orchestrator.launch.gate import Gate, Passage
 from orchestrator.launch.jobs import jobs
-from orchestrator.supervisor import Events, Supervisor
+from orchestrator.slot.context import Settings
+from orchestrator.slot.supervisor import Events, Supervisor
 
 GRACE_SECONDS = 10.0
 """What a run has, when the sweep is stopped, to end its epoch and leave a checkpoint."""

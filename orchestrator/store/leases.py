@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator import processes
+from orchestrator.slot import processes
 from orchestrator.store.files import Files, StoreError, now
 from orchestrator.store.records import record_path
 from orchestrator.store.store import Store

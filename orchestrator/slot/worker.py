@@ -1,7 +1,7 @@
 """The process that trains: it takes runs from its supervisor one by one and commits a record for each.
 
-``python -m orchestrator.worker`` is started by :class:`orchestrator.supervisor.Supervisor` for one trainer and one
-determinism profile, and stays warm from run to run. The two exchange JSON over an inherited connection.
+``python -m orchestrator.slot.worker`` is started by :class:`orchestrator.slot.supervisor.Supervisor` for one trainer and
+one determinism profile, and stays warm from run to run. The two exchange JSON over an inherited connection.
 :func:`execute` does the same for one run in the caller's process.
 """
 
@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator import catalog, devices, glimpse, memory, processes, provenance, records
+from orchestrator import catalog, devices, provenance, records
 from orchestrator.barrier import barrier
-from orchestrator.context import Listener, OtherHardware, RunContext, Settings, check_hardware
-from orchestrator.outcomes import error_outcome
-from orchestrator.retrying import patiently
+from orchestrator.slot import glimpse, memory, processes
+from orchestrator.slot.context import Listener, OtherHardware, RunContext, Settings, check_hardware
+from orchestrator.slot.outcomes import error_outcome
+from orchestrator.slot.retrying import patiently
 from orchestrator.store import Reference, Store, StoreError, open_store
 from protocols.contract import Dataset, Interrupted, Outcome
 from protocols.errors import UserError

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator import catalog, devices, provenance
-from orchestrator.context import Listener, Settings
+from orchestrator.slot.context import Listener, Settings
 from protocols.contract import Checkpoint, Dataset, Epoch, Interrupted
 from protocols.digest import digest
 from protocols.run import Run

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator import canary, devices, memory, provenance
-from orchestrator.retrying import patiently
+from orchestrator import devices, provenance
+from orchestrator.slot import canary, memory
+from orchestrator.slot.retrying import patiently
 from orchestrator.store import Spool, Store, StoreError
 from protocols.contract import Checkpoint, Epoch
 from protocols.run import Run

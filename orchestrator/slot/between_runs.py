@@ -8,7 +8,7 @@ import time
 import uuid
 from typing import Any
 
-from orchestrator import processes
+from orchestrator.slot import processes
 
 SECONDS = 120.0
 """How long the command may take before it is ended."""

@@ -23,11 +23,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator import canary, devices, memory, records
-from orchestrator.between_runs import between_runs
-from orchestrator.child import LOG_TAIL, Child, Died
-from orchestrator.context import Settings
-from orchestrator.retrying import patiently
+from orchestrator import devices, records
+from orchestrator.slot import canary, memory
+from orchestrator.slot.between_runs import between_runs
+from orchestrator.slot.child import LOG_TAIL, Child, Died
+from orchestrator.slot.context import Settings
+from orchestrator.slot.retrying import patiently
 from orchestrator.store import Spool, StoreError, open_store
 from orchestrator.store.leases import Leases
 from protocols.run import Run, run_from_specification

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator import devices
-from orchestrator.retrying import patiently
+from orchestrator.slot.retrying import patiently
 from orchestrator.store import Store, StoreError
 from orchestrator.store.files import Entry
 

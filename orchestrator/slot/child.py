@@ -17,10 +17,11 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from orchestrator import catalog, memory, processes
-from orchestrator.context import Settings
-from orchestrator.outcomes import text_outcome
-from orchestrator.output import Output
+from orchestrator import catalog
+from orchestrator.slot import memory, processes
+from orchestrator.slot.context import Settings
+from orchestrator.slot.outcomes import text_outcome
+from orchestrator.slot.output import Output
 
 LOG_TAIL = 4000
 """Bytes of a process's output that go into a failure's row."""
@@ -88,7 +89,7 @@ class Child:
             with theirs:
                 self._process = subprocess.Popen(
                     # Unbuffered: what it printed before it was killed is worth having.
-                    [sys.executable, "-u", "-P", "-m", "orchestrator.worker", *arguments],
+                    [sys.executable, "-u", "-P", "-m", "orchestrator.slot.worker", *arguments],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=self.output.writing,

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import devices, processes
+from orchestrator import devices
+from orchestrator.slot import processes
 
 NEARLY_OUT = 0.1
 """A machine with less than this share of its memory left is nearly out of it. Ray kills workers at a twentieth."""
