@@ -1,7 +1,7 @@
 """The process that trains: it takes runs from its supervisor one by one and commits a record for each.
 
-``python -m orchestrator.slot.worker`` is started by :class:`orchestrator.slot.supervisor.Supervisor` for one trainer and
-one determinism profile, and stays warm from run to run. The two exchange JSON over an inherited connection.
+``python -m orchestrator.slot.worker`` is started by :class:`orchestrator.slot.supervisor.Supervisor` for one trainer
+and one determinism profile, and stays warm from run to run. The two exchange JSON over an inherited connection.
 :func:`execute` does the same for one run in the caller's process.
 """
 
