@@ -31,7 +31,7 @@ from orchestrator.watch.cells import Begun, Cell, cell_key, forecast
 from orchestrator.watch.measures import Measures, Reader
 from protocols import apply_settings, load_protocol
 from protocols.until import Until
-from tests import factory
+from tests import factory, fakes
 
 ROOT = Path(__file__).parents[1]
 
@@ -458,7 +458,7 @@ from orchestrator.launch.tally import Tally
 from orchestrator.plan import plan
 from orchestrator.store import open_store
 from protocols import load_protocol
-from tests import factory
+from tests import factory, fakes
 
 progress.LIVE_SECONDS = 0.0
 store = open_store(sys.argv[1], create=True)
@@ -513,3 +513,22 @@ def test_a_terminal_is_redrawn_as_far_as_it_can_be(
     assert "0:00:00" not in plain
     assert plain.splitlines()[0] == "training"
     assert plain.splitlines()[-1].startswith("6/6 done, 0 running, 0 failed, 60 core seconds spent")
+
+
+def test_a_run_whose_record_is_gone_is_to_be_done_again(store: Store) -> None:
+    made = fakes.planned(store, "init", replicates=2)
+    tally, first = Tally(made), made.planned[0]
+    tally.done(first.id, 1.0)
+    for _ in range(2):
+        tally.undone(first.id)
+        assert tally.done_count == 0 and sum(cell.left for cell in tally.cells.values()) == 4
+    assert tally.done(first.id, 1.0) and tally.done_count == 1
+
+
+def test_a_device_may_become_known_while_a_run_is_trained(store: Store) -> None:
+    made = fakes.planned(store, "init", replicates=2)
+    tally, first = Tally(made), made.planned[0]
+    tally.started(first.id)
+    tally.started(first.id, "host one")
+    tally.done(first.id, 7.0)
+    assert [cell.timed for cell in tally.cells.values() if cell.done] == [{"host one": (1, 7.0)}]

@@ -55,8 +55,8 @@ class _Block:
     left: dict[str, Planned]
     """Its runs that have not come to an end there; the first is the one under way."""
     device: str = ""
-    shown: str = ""
-    """The run that the tally has as running."""
+    shown: tuple[str, str] = "", ""
+    """The run that the tally has as running, and its device, which is known from the first report on."""
 
 
 @dataclass(kw_only=True)
@@ -427,7 +427,7 @@ class Scheduler:
     def _show(self, block: _Block) -> None:
         """Tell the tally which run of a block is under way."""
         under_way = next(iter(block.left), "")
-        if under_way != block.shown:
-            block.shown = under_way
+        if (under_way, block.device) != block.shown:
+            block.shown = under_way, block.device
             if under_way:
                 self._tally.started(under_way, block.device)
