@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from orchestrator.launch import sweep
 from orchestrator.launch.trainable import Slot
 from orchestrator.slot.canary import Sighting, Sightings, doubt, settle
 from orchestrator.slot.supervisor import Event, Job, Supervisor
@@ -439,23 +438,41 @@ def test_a_place_names_a_device_among_all() -> None:
 # A sweep
 
 
+SWEEP = """
+import sys
+from rich.console import Console
+from orchestrator.launch import sweep
+from orchestrator.store import open_store
+from tests.fakes import planned
+
+store = open_store(sys.argv[1])
+console = Console(file=sys.stdout, width=1000)
+result = sweep(planned(store, "init", replicates=6), store, gpus_per_run=1, address=sys.argv[2], console=console)
+assert result.complete and result.failed == {}, result
+"""
+"""A program of its own: Ray takes a driver for dead that connects to one cluster after another."""
+
+
 def test_a_sweep_does_without_a_gpu_that_computes_something_else(
     store: Store, cache: Path, mischief: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two that differ the later one, whichever that is."""
     (mischief / "wrong.1").touch()
     monkeypatch.setenv("FAKE_SECONDS", "0.2")
-    stream = io.StringIO()
     with clusters.environment(cache):
         nodes = clusters.Nodes(1)
         try:
-            plan = planned(store, "init", replicates=6)
-            result = sweep(plan, store, gpus_per_run=1, address=nodes.address, console=Console(file=stream, width=1000))
+            done = subprocess.run(
+                [sys.executable, "-c", SWEEP, store.url, nodes.address],
+                cwd=clusters.ROOT,
+                capture_output=True,
+                text=True,
+            )
         finally:
             nodes.shutdown()
-    assert result.complete and result.failed == {}
+    assert done.returncode == 0, done.stderr
     texts = store.table(["provenance"])["provenance"].to_pylist()
     used = {json.loads(text)["slot"]["device"] for text in texts}
     assert len(used) == 1, "a run of the other device counted"
-    said = stream.getvalue()
+    said = done.stdout
     assert f"of {HOST} computes it differently from GPU" in said and "nothing more is trained on it" in said
