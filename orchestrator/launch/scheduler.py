@@ -116,6 +116,7 @@ class Scheduler:
         self._refusing: dict[tuple[str, str], list[str]] = {}  # cell -> devices that are of another class
         self._barred: set[str] = set()
         self._losses: Counter[str] = Counter()
+        self._advanced: set[str] = set()  # open runs that have finished an epoch
         self._broken = 0
         self._ended: list[str] = []  # runs of which is not known yet what follows from them
         # How often in a row the store left runs without an answer, and the driver, named by the empty text.
@@ -226,6 +227,7 @@ class Scheduler:
         self._tally.seen(result["images"])
         if result["images"] and block.left:
             under_way = next(iter(block.left))
+            self._advanced.add(under_way)
             self._losses.pop(under_way, None)
             self._unanswered.pop(under_way, None)
         for id, seconds in result["finished"].items():
@@ -306,8 +308,10 @@ class Scheduler:
         if refused:
             self._refused(planned, device, message)
             return
-        self._look_for_a_cause(planned.id, device, message)
         then = self._budgets.after(planned.id, outcome)
+        # What has finished an epoch before does not fail as a study that cannot run does, unless it fails for good.
+        telling = then == "over" or planned.id not in self._advanced
+        self._look_for_a_cause(planned.id, device, message if telling else "")
         rest.avoid = list(dict.fromkeys([*rest.avoid, device]))
         rest.strictly, rest.times = then == "elsewhere", 0
         if then == "over":
@@ -336,7 +340,7 @@ class Scheduler:
 
     def _look_for_a_cause(self, id: str, device: str, message: str) -> None:
         """Blame the study, if too much fails; and take note of what may be the device's fault."""
-        if not self._succeeded:
+        if message and not self._succeeded:
             self._alike.setdefault(_PARTICULARS.sub("#", message), {})[id] = device
             (alike, *others) = self._alike.values()
             # One bad device is not the whole study's fault.
@@ -404,6 +408,7 @@ class Scheduler:
         self._busy.discard(id)
         self._rests.pop(id, None)
         self._losses.pop(id, None)
+        self._advanced.discard(id)
         self._budgets.forget(id)
         waiting = bool(self._ended)
         self._ended.append(id)
