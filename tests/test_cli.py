@@ -407,7 +407,11 @@ def test_run_trains_what_is_missing_and_leaves_the_report(
 def test_run_ends_with_a_sentence_and_a_code(
     call: Call, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], code: int, words: str
 ) -> None:
-    monkeypatch.setattr(orchestrator.launch, "sweep", lambda *plan, **options: result(**values))
+    def sweep(plan: Plan, store: Store, **options: Any) -> Result:
+        factory.fill(store, plan.missing[: values["done"]])
+        return result(**values)
+
+    monkeypatch.setattr(orchestrator.launch, "sweep", sweep)
     answer = call("run", "quickstart-tiny")
     assert answer.code == code
     assert words in answer.out + answer.err

@@ -233,6 +233,20 @@ def test_the_first_runs_that_fail_alike_end_a_sweep(plan: Plan) -> None:
     assert sweep.scheduler.stopped.startswith("every run failed alike: cannot write")
 
 
+def test_runs_that_had_advanced_do_not_end_a_sweep_when_they_are_killed(plan: Plan) -> None:
+    sweep = Sweep(plan, slots=2 * ALIKE)
+    blocks = [sweep.take() for _ in range(2 * ALIKE)]
+    for number, (trial, config) in enumerate(blocks):
+        (id,) = config["runs"]
+        if number < ALIKE:
+            sweep.report(trial, images=100)
+        else:
+            assert not sweep.scheduler.stopped, "what trained an epoch was killed from outside"
+        sweep.report(trial, failed={id: ["error", "killed by SIGKILL", False]})
+        sweep.scheduler.ended(trial)
+    assert sweep.scheduler.stopped, "what never trained an epoch tells"
+
+
 def test_one_run_that_fails_again_and_again_does_not_end_a_sweep(plan: Plan) -> None:
     sweep = Sweep(plan, retries=5)
     for _ in range(5):
