@@ -155,7 +155,7 @@ def sentence(store: Store, sighting: Sighting, doubt: Doubt) -> Sentence:
     except StoreError as error:
         count, trouble = len(withdrawn), f"; what else it left is still there: {error}"
     records = f"{count:,} record{'s' * (count != 1)}"
-    fate = "moved to corrupt/, and their runs are trained again" if doubt.proven else "to be doubted"
+    fate = "moved to corrupt/, and the same command trains their runs again" if doubt.proven else "to be doubted"
     text = (
         f"{sighting} {doubt.text} (the first epoch of the control of group {sighting.group}, fingerprint "
         f"{sighting.fingerprint}): nothing more is trained on it"
